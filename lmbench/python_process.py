@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from multiprocessing.connection import Connection
 
 import psutil
 
@@ -22,6 +23,10 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 #: Variables that tell a process what started it: the folder of its sweep; where it takes turns with another one, its
 #: coin's seed and position (`17 0`), its pipe's descriptor, and the process id of the command that measures both.
 SWEEP, TURNS, TURNS_PIPE, PAIR = "LMBENCH_SWEEP", "LMBENCH_TURNS", "LMBENCH_TURNS_PIPE", "LMBENCH_PAIR"
+#: Variables with which glibc keeps the memory of its heap. By default it may give it back and take it again in every
+#: step, where the kernel zeroes each page: how often is a matter of where small objects lie. Its own largest threshold
+#: for blocks outside of the heap is 32 MiB.
+KEPT_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 #: The word for a guard on this module's command line, and the variable that tells whose programs it ends.
 _GUARD, _STARTED_BY = "guard", "LMBENCH_STARTED_BY"
 
@@ -40,22 +45,39 @@ def tied_python(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "lmbench.python_process", str(os.getpid()), *words]
 
 
-def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) -> str:
+def run_python(
+    *words: str,
+    heard: Callable[[str], None] = lambda text: None,
+    variables: Mapping[str, str] = {},
+    pipe: Connection | None = None,
+) -> str:
     """Run a Python process with the installed lmbench, and return its standard output.
 
     Args:
         words: arguments of the interpreter, such as `-m lmbench fit`.
         heard: called with each progress line on the process's standard error, without its beginning `lmbench: `.
+        variables: environment variables beside those of this process.
+        pipe: its end of a pipe to a process with which it takes turns. Starting it closes this end here.
 
     Raises:
         UsageError: the process ended with a usage error.
         ProcessFailed: the process ended with any other error.
     """
     lines = []
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
+    with tempfile.TemporaryFile("w+", errors="replace") as output, pipe or nullcontext():
+        fds = [pipe.fileno()] if pipe else []
+        turns = {TURNS_PIPE: str(pipe.fileno())} if pipe else {}
         process = subprocess.Popen(
-            tied_python(*words), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
+            tied_python(*words),
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **variables, **turns},
+            pass_fds=fds,
         )
+        if pipe:
+            pipe.close()
         try:
             for line in process.stderr or ():
                 lines.append(line.strip())

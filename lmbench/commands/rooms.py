@@ -257,12 +257,12 @@ def numerics() -> Answer:
 def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, do_bench: bool = False, settings: list[str]) -> Answer:
     """Measures what the harness costs.
 
-    It trains the same model three ways: in a plain PyTorch loop, in Lightning's Trainer with everything off, and in
-    `lmbench fit`. Each has the same data and optimizer, and runs in fresh processes, in rotating order. Takes every
-    option of `lmbench fit`; a first run settles how many steps each window has.
+    It trains the same model in Lightning's Trainer with everything off, and in `lmbench fit`, each in turns with a
+    plain PyTorch loop: in fresh processes, with the same data and optimizer, and a C library that keeps its memory.
+    Takes every option of `lmbench fit`; a first run settles how many steps each window has.
 
     Args:
-        rounds: processes of each of the three; an interval takes 2
+        rounds: pairs of processes of each; an interval takes 2
         do_bench: also time the plain loop as triton.testing.do_bench times a function
         settings: options of `lmbench fit`
     """

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from timeit import repeat
 from typing import NamedTuple
 
@@ -120,6 +121,7 @@ class HostReading(NamedTuple):
         stolen_s: their time that the hypervisor gave to other machines.
         own_s: CPU time of this process and its descendants, such as a loader's workers.
         waited_s: time in which this thread was ready to run and had no core; None where the system does not tell.
+        page_faults: pages that this process got from the kernel, without reading from a disk.
     """
 
     read_at_s: float
@@ -128,6 +130,7 @@ class HostReading(NamedTuple):
     stolen_s: float
     own_s: float
     waited_s: float | None
+    page_faults: int
 
 
 def read_host() -> HostReading:
@@ -149,7 +152,9 @@ def read_host() -> HostReading:
             own_s += sum(process.cpu_times()[:4])
     busy_s = sum(core.get(kind, 0.0) for core in cores for kind in _BUSY)
     stolen_s = sum(core.get("steal", 0.0) for core in cores)
-    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited_s(threading.get_native_id()))
+    page_faults = getrusage(RUSAGE_SELF).ru_minflt
+    waited = waited_s(threading.get_native_id())
+    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited, page_faults)
 
 
 def waited_s(native_id: int) -> float | None:
@@ -167,7 +172,7 @@ def host_state(opened: HostReading, closed: HostReading) -> HostState:
     are None for a window of less than 0.2 s.
     """
     elapsed_s = closed.read_at_s - opened.read_at_s
-    state = HostState(load_per_core=load_per_core())
+    state = HostState(load_per_core=load_per_core(), page_fault_count=closed.page_faults - opened.page_faults)
     if elapsed_s < _MIN_ELAPSED_S:
         return state
 

@@ -1,30 +1,35 @@
-"""Measure what the harness costs: run the arms of `lmbench overhead` in fresh processes, and compare their step times.
+"""Measure what the harness costs: each arm of `lmbench overhead` runs in a fresh process, in turns with a bare loop.
 
+In all of them the heap keeps its memory: how often it gives some back is luck, and costs a CPU more than the harness.
 This module works without torch; the processes of the control arms run control.py.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from multiprocessing import Pipe
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from lmbench.progress import progress
-from lmbench.python_process import ProcessFailed, run_python
+from lmbench.python_process import KEPT_HEAP, PAIR, TURNS, ProcessFailed, kill_processes_below, run_python
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
-from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.run import banner
 from lmbench.report.units import MS, PERCENT
 
 Arm = Literal["bare", "trainer", "harness", "do_bench"]
-#: The arms and their meanings, in the order of the first round.
+#: The arms and their meanings.
 ARMS: dict[Arm, str] = {
     "bare": "plain PyTorch loop",
     "trainer": "Lightning's Trainer with everything off",
@@ -35,55 +40,87 @@ DO_BENCH: dict[Arm, str] = {
     "do_bench": "the plain loop timed as triton.testing.do_bench does: events around each step, after a write that "
     "empties the L2 cache; the time between steps is not in it, nor the host's while the device writes"
 }
+# Rounding and the order of sums differ less; beyond this the arms did not do the same work.
+LOSS_TOLERANCE_FRACTION = 1e-3
 
-#: One arm's window in one round, with the keys `arm`, `round`, `steps`, `step_s` and `first_loss`.
-ArmMeasurement = Values
+
+class Measured(Struct):
+    """What one process measured: the window's mean step, pauses included, and losses, None where they are not finite.
+
+    `turns_s` has the mean step of this process and of the other one in each turn that they took, in seconds.
+    """
+
+    steps: int
+    step_s: float
+    first_loss: float | None
+    last_loss: float | None
+    turns_s: list[tuple[float, float]] = []
 
 
-def measurement_of(arm: Arm, index: int, record: RunRecord) -> ArmMeasurement:
-    """The measurement of one process, from its record.
+class Pair(Struct):
+    """An arm beside the bare loop, in one round. `turns` is 0 where one was measured after the other."""
 
-    `step_s` includes pauses, which the harness costs too. `first_loss` is None if the loss is not finite.
+    arm: Arm
+    round: int
+    steps: int
+    step_s: float
+    bare_s: float
+    turns: int
+
+
+def pair_of(arm: Arm, index: int, bare: Measured, other: Measured) -> Pair:
+    """The pair of two processes that did the same work.
 
     Raises:
-        ProcessFailed: the record has no closed window.
+        ProcessFailed: their numbers of steps or first losses differ.
     """
-    window = record.window
-    if not window.steps or window.wall_s is None:
-        raise ProcessFailed(f"{arm}: its result has no window")
-    step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
-    return {"arm": arm, "round": index, "steps": window.steps, "step_s": step_s, "first_loss": record.loss.first}
+    if other.steps != bare.steps:
+        raise ProcessFailed(f"{arm}: took {other.steps} steps where bare took {bare.steps}")
+    # A loss that is not finite is None, and close to none.
+    losses = [math.nan if measured.first_loss is None else measured.first_loss for measured in (other, bare)]
+    if not math.isclose(*losses, rel_tol=LOSS_TOLERANCE_FRACTION):
+        raise ProcessFailed(f"{arm}: its first loss is {other.first_loss}, that of bare {bare.first_loss}")
+    # The first turn begins on a machine that has just started two processes.
+    turns_s = bare.turns_s[1:]
+    if not turns_s:
+        return Pair(arm, index, bare.steps, other.step_s, bare.step_s, 0)
+    bare_s, step_s = map(fmean, zip(*turns_s, strict=True))
+    # do_bench has another clock than the turns.
+    return Pair(arm, index, bare.steps, other.step_s if arm == "do_bench" else step_s, bare_s, len(turns_s))
 
 
-def overhead_answer(pilot: RunRecord, measurements: Sequence[ArmMeasurement], command: str) -> Answer:
-    """The answer for complete rounds: each arm's time per step, and its difference to `bare`, paired by round.
+def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> Answer:
+    """The answer for complete rounds: each arm's time per step, and its difference to the bare loop beside it.
 
     Args:
         pilot: the record of a run of the same configuration, for the banner.
-        measurements: of every arm in every round.
+        pairs: of every arm in every round.
         command: repeats the measurement.
     """
-    arms = {arm: ARMS.get(arm) or DO_BENCH[arm] for arm in dict.fromkeys(window["arm"] for window in measurements)}
-    times_s = {arm: [window["step_s"] for window in measurements if window["arm"] == arm] for arm in arms}
-    rows: list[list[Value | Cell]] = [["bare", fmean(times_s["bare"]), None, None]]
-    for arm in list(arms)[1:]:
-        pairs = list(zip(times_s[arm], times_s["bare"], strict=True))
-        over_s = _interval([step_s - bare_s for step_s, bare_s in pairs], "+.3f", 1e3)
+    rows: list[list[Value | Cell]] = []
+    arms = [*dict.fromkeys(pair.arm for pair in pairs)]
+    for arm in arms:
+        times_s = [(pair.step_s, pair.bare_s) for pair in pairs if pair.arm == arm]
+        over_s = _interval([step_s - bare_s for step_s, bare_s in times_s], "+.3f", 1e3)
         # The interval of logarithms cannot reach below -100 %.
-        over_fraction = _interval([math.log(step_s / bare_s) for step_s, bare_s in pairs], "+.2f", 100, math.expm1)
-        rows.append([arm, fmean(times_s[arm]), over_s, over_fraction])
+        over_fraction = _interval([math.log(step_s / bare_s) for step_s, bare_s in times_s], "+.2f", 100, math.expm1)
+        step_s, bare_s = map(fmean, zip(*times_s, strict=True))
+        rows.append([arm, step_s, bare_s, over_s, over_fraction])
     columns = [
-        Column("arm"), Column("mean", MS, "step_s"), Column("over bare", MS, "over_bare_s"),
-        Column("over bare", PERCENT, "over_bare_fraction"),
+        Column("arm"), Column("step", MS, "step_s"), Column("bare beside it", MS, "bare_s"),
+        Column("over bare", MS, "over_bare_s"), Column("over bare", PERCENT, "over_bare_fraction"),
     ]  # fmt: skip
-    rounds, steps = len(times_s["bare"]), measurements[0]["steps"]
-    title = f"{rounds} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
+    rounds, (first, *_) = len(times_s), pairs
+    turns = min(pair.turns for pair in pairs)
+    how = f"in {turns} turns" if turns else "one after the other"
+    title = f"{rounds} rounds of {first.steps} steps (warm-up {pilot.window.warmup_steps}), each arm and bare {how}"
     caption = "time a step, [95 % interval] of the mean over rounds"
+    meanings = {**ARMS, **DO_BENCH}
     return Answer(
-        headline=[*banner(pilot), *(Line(arm, meaning) for arm, meaning in arms.items())],
+        headline=[*banner(pilot), *(Line(arm, meanings[arm]) for arm in ("bare", *arms))],
         tables=[Table("arms", title, columns, rows, caption)],
         notes=[Line("repeat", command, is_whole=True)],
-        figures={"rounds": rounds, "steps": steps, "measurements": measurements, "run": pilot},
+        figures={"rounds": rounds, "steps": first.steps, "measurements": pairs, "run": pilot},
     )
 
 
@@ -94,12 +131,8 @@ def _interval(values: Sequence[float], form: str, scale: float, convert: Callabl
     return Cell(mean, low=low, high=high, text=f"{texts[0]} [{texts[1]}, {texts[2]}]")
 
 
-# Rounding and the order of sums differ less; beyond this the arms did not do the same work.
-LOSS_TOLERANCE_FRACTION = 1e-3
-
-
 def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str, with_do_bench: bool) -> Answer:
-    """Measure every arm in each round; the first arm rotates from round to round.
+    """Measure every arm beside the bare loop in each round.
 
     Args:
         fit_options: options of `lmbench fit`.
@@ -110,70 +143,87 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
 
     Raises:
         UsageError: the options are wrong.
-        ProcessFailed: a process failed, or did not do the same work as the first one.
+        ProcessFailed: a process failed, or did not do the same work as the bare loop.
     """
-    arms = [*ARMS, *(DO_BENCH if with_do_bench else ())]
+    arms: list[Arm] = [arm for arm in (*ARMS, *(DO_BENCH if with_do_bench else ())) if arm != "bare"]
     with progress("overhead", 1 + rounds * len(arms)) as task:
         task.begin("a first run")
-        pilot = run_fit(fit_options, folder / "pilot", task.note)
+        pilot = run_fit(fit_options, folder / "pilot", heard=task.note, variables=KEPT_HEAP)
         steps = pilot.window.steps
         task.keep(f"a first run of lmbench fit settled on {steps} steps a window")
         fixed = f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false"
-        options = [*fit_options, *fixed.split()]
-        measurements = []
-        for index in range(rounds):
-            turn = index % len(arms)
-            for arm in [*arms[turn:], *arms[:turn]]:
-                task.begin(arm)
-                record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
-                measurements.append(measurement_of(arm, index, record))
-                check_same_work(measurements)
-                task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1]['step_s'] * 1e3:.3f} ms/step")
-        return overhead_answer(pilot, measurements, command)
+        options, pairs = [*fit_options, *fixed.split()], list[Pair]()
+        # Ranks that wait for their turn would keep their GPUs busy.
+        fits_together = pilot.world_size == 1
+        for index, arm in product(range(rounds), arms):
+            task.begin(arm)
+            place = folder / f"{arm}-{index}"
+            if fits_together:
+                try:
+                    measured = _in_turns(arm, options, place, task.note)
+                except ProcessFailed:
+                    task.keep("two processes do not run together: they are measured one by one")
+                    fits_together = False
+            if not fits_together:
+                order: list[Arm] = ["bare", arm][:: 1 if index % 2 else -1]
+                by_arm = {
+                    each: measure_arm(each, options, place / each, heard=task.note, variables=KEPT_HEAP)
+                    for each in order
+                }
+                measured = by_arm["bare"], by_arm[arm]
+            pairs.append(pair_of(arm, index, *measured))
+            over_s = pairs[-1].step_s - pairs[-1].bare_s
+            task.keep(f"round {index + 1} of {rounds}, {arm}: {over_s * 1e3:+.3f} ms/step over bare")
+        return overhead_answer(pilot, pairs, command)
 
 
-def check_same_work(measurements: list[ArmMeasurement]) -> None:
-    """Compare the latest measurement with the first one.
+def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None]) -> tuple[Measured, Measured]:
+    """Measure `bare` and another arm in two processes that take turns."""
+    here, there = Pipe()
+    variables = {**KEPT_HEAP, PAIR: str(os.getpid())}
+    with ThreadPoolExecutor() as pool:
+        try:
+            bare = pool.submit(
+                measure_arm, "bare", options, folder / "bare", pipe=here, variables={**variables, TURNS: "0 0"}
+            )
+            other = pool.submit(
+                measure_arm, arm, options, folder / arm, heard=heard, pipe=there, variables={**variables, TURNS: "0 1"}
+            )
+            return bare.result(), other.result()
+        except BaseException:
+            kill_processes_below()
+            raise
 
-    Raises:
-        ProcessFailed: the number of steps or the first loss differs.
-    """
-    first, last = measurements[0], measurements[-1]
-    if last["steps"] != first["steps"]:
-        raise ProcessFailed(f"{last['arm']}: took {last['steps']} steps where {first['arm']} took {first['steps']}")
-    first_loss, last_loss = first["first_loss"], last["first_loss"]
-    # A loss that is not finite is None.
-    if None in (first_loss, last_loss) or not math.isclose(first_loss, last_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
-        raise ProcessFailed(f"{last['arm']}: its first loss is {last_loss}, that of {first['arm']} {first_loss}")
 
-
-def measure_arm(
-    arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None] = lambda text: None
-) -> RunRecord:
+def measure_arm(arm: Arm, options: list[str], folder: Path, **process: Any) -> Measured:
     """Measure an arm once, in a process of its own.
 
     Args:
         arm: the arm.
         options: options of `lmbench fit`.
         folder: a new folder for the result.
-        heard: called with every line about progress that the process prints.
-
-    Returns:
-        A record with window and losses.
+        process: arguments of `run_python`.
 
     Raises:
         UsageError: the options are wrong.
         ProcessFailed: the process failed.
     """
     if arm == "harness":
-        return run_fit(options, folder, heard)
+        record = run_fit(options, folder, **process)
+        window = record.window
+        if not window.steps or window.wall_s is None:
+            raise ProcessFailed(f"{arm}: its result has no window")
+        # The harness costs its pauses, too.
+        step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
+        return Measured(window.steps, step_s, record.loss.first, record.loss.last)
     file = folder.with_suffix(".json")
+    file.parent.mkdir(exist_ok=True)
     words = ["fit", *options, f"--measure.results_dir={folder}"]
-    run_python("-m", "lmbench.overhead.control", arm, str(file), *words, heard=heard)
-    return msgspec.json.decode(file.read_bytes(), type=RunRecord)
+    run_python("-m", "lmbench.overhead.control", arm, str(file), *words, **process)
+    return msgspec.json.decode(file.read_bytes(), type=Measured)
 
 
-def run_fit(options: list[str], folder: Path, heard: Callable[[str], None]) -> RunRecord:
+def run_fit(options: list[str], folder: Path, **process: Any) -> RunRecord:
     """Run `lmbench fit` in a process of its own, with its results in `folder`, and return its record.
 
     Raises:
@@ -181,7 +231,7 @@ def run_fit(options: list[str], folder: Path, heard: Callable[[str], None]) -> R
         ProcessFailed: the process failed.
     """
     try:
-        run_python("-m", "lmbench", "fit", *options, f"--measure.results_dir={folder}", heard=heard)
+        run_python("-m", "lmbench", "fit", *options, f"--measure.results_dir={folder}", **process)
     except ProcessFailed as failure:
         runs = find_runs([folder]) if folder.is_dir() else []
         error = load_run(runs[0]).record.error if runs else None

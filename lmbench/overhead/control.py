@@ -1,7 +1,8 @@
 """The control arms of `lmbench overhead`: `python -m lmbench.overhead.control ARM RESULT fit [OPTIONS]`.
 
-One process measures one arm and writes its record as JSON to the file RESULT. Both arms read the same configuration as
-`lmbench fit`. If the configuration compiles the model, a control arm compiles it too, with torch's cache on the disk.
+One process measures one arm, perhaps in turns with another one, and writes what it measured as JSON to the file RESULT.
+All arms read the same configuration as `lmbench fit`. If the configuration compiles the model, a control arm compiles
+it too, with torch's cache on the disk.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 import msgspec
@@ -31,10 +33,10 @@ from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
 from lmbench.fit.run import report_failure
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
+from lmbench.instruments.turns import TurnTaking
 from lmbench.instruments.window import Schedule, quiet_collector
+from lmbench.overhead import Measured
 from lmbench.precision import PRECISIONS, Precision
-from lmbench.records.measured import Loss, Window
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.sizes import silence_logging
 
 
@@ -45,22 +47,26 @@ class ControlWindow(Callback):
     steps. As a callback it does the least that timing a Trainer takes, and compiles the module if the configuration
     says so.
 
-    `record` has window and losses once the window is complete.
+    `measured` is there once the window is complete.
     """
 
+    measured: Measured
+
     def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
-        self.record = RunRecord(SCHEMA_VERSION, "ok")
         self.options = options
         self.uses_cudagraphs = options is not None and options.uses_cudagraphs
         self._schedule, self._device = schedule, trainer.strategy.root_device
         self._micro_batches = trainer.accumulate_grad_batches
         self._collector, self._steps = ExitStack(), -schedule.warmup_steps
         self._losses, self._first_losses = list[Tensor](), list[Tensor]()
+        self._turns = TurnTaking.of_environment()
 
     def _open_after_warmup(self) -> None:
         if self._steps == 0:
             quiet_collector(self._collector)
             synchronize(self._device)
+            if self._turns:
+                self._turns.begin(self._device, self._schedule)
             self._start_s = time.perf_counter()
 
     def micro_batch_ended(self, loss: Tensor) -> bool:
@@ -80,12 +86,22 @@ class ControlWindow(Callback):
             return False
         is_complete = self._schedule.is_window_complete(self._steps, time.perf_counter() - self._start_s)
         if is_complete:
-            synchronize(self._device)
-            self.record.window = Window(steps=self._steps, wall_s=time.perf_counter() - self._start_s)
-            self._collector.close()
-            first, last = (float(torch.stack(step).double().sum()) for step in (self._first_losses, losses))
-            self.record.loss = Loss(first, last)
+            self._close(losses)
+        elif self._turns:
+            self._turns.step_ended()
+            if self._turns.is_part_over:
+                self._start_s += self._turns.pass_on()
         return is_complete
+
+    def _close(self, losses: list[Tensor]) -> None:
+        synchronize(self._device)
+        step_s = (time.perf_counter() - self._start_s) / self._steps
+        self._collector.close()
+        first, last = (float(torch.stack(step).double().sum()) for step in (self._first_losses, losses))
+        self.measured = Measured(self._steps, step_s, first, last)
+        if self._turns:
+            self._turns.end()
+            self.measured.turns_s = [*zip(self._turns.own_steps_s, self._turns.other_steps_s, strict=False)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.options is not None:
@@ -105,7 +121,7 @@ class ControlWindow(Callback):
 class DoBenchWindow(ControlWindow):
     """Times each step as `triton.testing.do_bench` times a function (triton-lang/triton:python/triton/testing.py).
 
-    Events stand around each step, and the window's `wall_s` is the sum of their spans. Before each step 256 MiB are
+    Events stand around each step, and `step_s` is the mean of their spans. Before each step 256 MiB are
     written, which empties the L2 cache; the host goes on meanwhile, as it does in the time between steps.
     """
 
@@ -126,8 +142,7 @@ class DoBenchWindow(ControlWindow):
             self._spans.append((self._start, self._clock.stamp()))
         is_complete = super().micro_batch_ended(loss)
         if is_complete:
-            spans = self._spans[-self._steps :]
-            self.record.window.wall_s = sum(self._clock.seconds(*span) for span in spans)
+            self.measured.step_s = fmean(self._clock.seconds(*span) for span in self._spans[-self._steps :])
         return is_complete
 
 
@@ -247,8 +262,8 @@ def train_bare(
         torch.set_default_dtype(default_dtype)
 
 
-def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningModule]:
-    """Measure a configuration without lmbench's callbacks; returns the record and the trained module.
+def measure_control(arm: str, words: list[str]) -> tuple[Measured, LightningModule]:
+    """Measure a configuration without lmbench's callbacks; returns what was measured, and the trained module.
 
     Args:
         arm: `trainer` runs Lightning's Trainer with everything off and Lightning's order of zeroing gradients. `bare`
@@ -281,7 +296,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     if arm == "trainer":
         apply_mode(module, plan.mode, "native")
         trainer.fit(module, datamodule=data)
-        return window.record, module
+        return window.measured, module
     trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
     # The module asks its trainer for the precision, and the data asks for the device.
@@ -289,17 +304,17 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     data.prepare_data()
     data.setup("fit")
     train_bare(module, trainer, data.train_dataloader(), window, plan.mode, plan.zero_grad)
-    return window.record, module
+    return window.measured, module
 
 
-def leave_record(arm: str, result: str, words: list[str]) -> int:
-    """Measure an arm as this process's rank, and write rank 0's record to `result`; returns the exit code."""
+def leave_result(arm: str, result: str, words: list[str]) -> int:
+    """Measure an arm as this process's rank, and write what rank 0 measured to `result`; returns the exit code."""
     try:
-        record = measure_control(arm, words)[0]
+        measured = measure_control(arm, words)[0]
     except Exception as error:
         return report_failure(error)
     if rank_of_process() == 0:
-        Path(result).write_bytes(msgspec.json.encode(record))
+        Path(result).write_bytes(msgspec.json.encode(measured))
     return ExitCode.OK
 
 
@@ -307,7 +322,7 @@ if __name__ == "__main__":
     arm, result, _, *words = sys.argv[1:]
     find_modules_in_current_folder()
     count = count_to_start(vars(CommandLine("fit", words).build("trainer", callbacks=None, logger=None, profiler=None)))
-    measure = partial(leave_record, arm, result, words)
+    measure = partial(leave_result, arm, result, words)
     if count == 1:
         sys.exit(measure())
     ends = run_ranks(Path(result).parent, count, measure)[0]

@@ -379,6 +379,7 @@ class HostState:
     waited_fraction: Fraction = lower(
         "Share of the window during which the training thread was ready to run but had to wait for a core."
     )
+    page_fault_count: Count = about("Pages that the process got from the kernel in the window, each of them zeroed.")
 
 
 @record

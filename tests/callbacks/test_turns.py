@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from lmbench.callbacks import Turns
+from lmbench.instruments.turns import TurnTaking
 from lmbench.instruments.window import Schedule
 
 from conftest import measure
@@ -23,7 +24,7 @@ def take_turns(sleeper, play):
     here, there = Pipe()
     peer = threading.Thread(target=play, args=(there,))
     peer.start()
-    result = measure(sleeper, Turns(here, SEED, 0), schedule=Schedule(2, 10))
+    result = measure(sleeper, Turns(TurnTaking(here, SEED, 0)), schedule=Schedule(2, 10))
     peer.join(10)
     assert not peer.is_alive()
     return result
@@ -32,14 +33,14 @@ def take_turns(sleeper, play):
 def play_with_coins(other):
     """A process that warms up, takes a part of eight turns, and ends its window."""
     coins = Random(SEED)
-    other.send("done")
+    other.send(PART_S)
     other.recv()
     for _ in range(8):
         is_first = coins.random() >= 0.5
         if not is_first:
             other.recv()
         time.sleep(PART_S)
-        other.send("done")
+        other.send(PART_S)
         if is_first:
             other.recv()
     other.send("over")
@@ -59,7 +60,7 @@ def test_a_process_measures_one_part_of_each_turn_and_leaves_the_other_part_out_
     assert steps_s == pytest.approx(session.raw_wall_s - excluded_s, rel=0.05)
 
 
-@pytest.mark.parametrize("message", [None, "done", "over"])
+@pytest.mark.parametrize("message", [None, PART_S, "over"])
 def test_a_process_whose_partner_ends_measures_alone(sleeper, message):
     def play(other):
         if message:

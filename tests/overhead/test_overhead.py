@@ -8,22 +8,23 @@ import math
 import shlex
 import time
 from functools import partial
+from itertools import product
 from statistics import fmean, stdev
 
 import msgspec
 import pytest
 import torch
 from fit_process import run_here
+from msgspec.structs import replace
 from tables import rows
 
 from lmbench.cli import main
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import ExitCode
 from lmbench.fit.ranks import run_ranks
-from lmbench.overhead import ARMS, check_same_work, measure_arm, measurement_of, overhead_answer
-from lmbench.overhead.control import leave_record, measure_control
+from lmbench.overhead import ARMS, Measured, measure_arm, overhead_answer, pair_of
+from lmbench.overhead.control import leave_result, measure_control
 from lmbench.python_process import ProcessFailed, run_python
-from lmbench.records.measured import Loss, Window
 from lmbench.records.run import RunRecord
 
 TINY = shlex.split("""
@@ -42,15 +43,15 @@ OPTIONS = """
 """
 
 
-def losses(record):
-    assert record.window.steps == 4
-    return pytest.approx((record.loss.first, record.loss.last), rel=1e-6)
+def losses(measured):
+    assert measured.steps == 4
+    return pytest.approx((measured.first_loss, measured.last_loss), rel=1e-6)
 
 
 @pytest.mark.parametrize("options", rows(OPTIONS))
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     (bare, module), (trainer, trained) = (measure_control(arm, [*TINY, *options.split()]) for arm in list(ARMS)[:2])
-    assert losses(bare) == (trainer.loss.first, trainer.loss.last)
+    assert losses(bare) == (trainer.first_loss, trainer.last_loss)
     torch.testing.assert_close(module.state_dict(), trained.state_dict(), rtol=0, atol=0)
     assert (torch.get_default_dtype(), gc.isenabled()) == (torch.float32, True)
 
@@ -59,12 +60,12 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
 def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp_path):
     words = [*TINY, "--trainer.devices=2", f"--trainer.strategy={strategy}"]
     words += ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.01"]
-    records = []
+    results = []
     for arm in list(ARMS)[:2]:
-        ends, _ = run_ranks(tmp_path, 2, partial(leave_record, arm, str(tmp_path / arm), words))
+        ends, _ = run_ranks(tmp_path, 2, partial(leave_result, arm, str(tmp_path / arm), words))
         assert [end.code for end in ends] == [0, 0]
-        records.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=RunRecord))
-    assert losses(records[0]) == (records[1].loss.first, records[1].loss.last)
+        results.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=Measured))
+    assert losses(results[0]) == (results[1].first_loss, results[1].last_loss)
 
 
 def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
@@ -82,27 +83,27 @@ def test_do_bench_trains_the_same_and_leaves_out_the_time_between_steps(monkeypa
 
     monkeypatch.setattr(TokenData, "train_dataloader", slow_batches)
     (bare, _), (spans, _) = (measure_control(arm, TINY) for arm in ("bare", "do_bench"))
-    assert losses(bare) == (spans.loss.first, spans.loss.last)
-    assert 0 < spans.window.wall_s < 4 * 0.3 <= bare.window.wall_s
+    assert losses(bare) == (spans.first_loss, spans.last_loss)
+    assert 0 < spans.step_s < 0.3 <= bare.step_s
 
 
-def record_of(arm, costs_s, index=0):
-    """The record of an arm whose steps take the given time, pauses included, and 1 ms more in each round."""
-    window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
-    return RunRecord(1, "ok", window=window, loss=Loss(first=4.0, last=3.0))
-
-
-def measurements(costs_s):
-    return [measurement_of(arm, index, record_of(arm, costs_s, index)) for index in range(4) for arm in ARMS]
+def pairs(over_s, turns_s=lambda bare_s, step_s: []):
+    """Four rounds of arms that take so many seconds more than a bare loop, whose steps take 1 ms more in each round."""
+    made = []
+    for index, (arm, more_s) in product(range(4), over_s.items()):
+        bare_s = 0.010 + 1e-3 * index
+        bare = Measured(10, bare_s, 4.0, 3.0, turns_s(bare_s, bare_s + more_s))
+        made.append(pair_of(arm, index, bare, Measured(10, bare_s + more_s, 4.0, 3.0)))
+    return made
 
 
 def test_differences_are_paired_by_round_and_compared_with_bares():
     """All arms drift by 1 ms a round. The drift cancels in pairs, so the intervals in seconds have no width."""
-    windows = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106})
-    (table,) = overhead_answer(RunRecord(1, "ok", device_type="cuda"), windows, "lmbench overhead").tables
-    _, trainer, harness = rows = table.records()
-    assert [row["over_bare_s"] for row in rows[1:]] == pytest.approx([0.4e-3, 0.6e-3])
-    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows[1:])
+    rounds = pairs({"trainer": 0.4e-3, "harness": 0.6e-3})
+    (table,) = overhead_answer(RunRecord(1, "ok", device_type="cuda"), rounds, "lmbench overhead").tables
+    trainer, harness = rows = table.records()
+    assert [row["over_bare_s"] for row in rows] == pytest.approx([0.4e-3, 0.6e-3])
+    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows)
     # Student's t for 0.975 and 3 degrees of freedom is 3.1824; the steps of bare take 10, 11, 12 and 13 ms.
     logs = [math.log1p(0.6 / step_ms) for step_ms in (10, 11, 12, 13)]
     half = 3.1824 * stdev(logs) / 2
@@ -111,16 +112,22 @@ def test_differences_are_paired_by_round_and_compared_with_bares():
     assert trainer["over_bare_fraction"] < harness["over_bare_fraction"]
 
 
+def test_where_both_took_turns_these_tell_the_steps_and_the_first_turn_is_left_out():
+    (first, *_) = pairs({"harness": 9.0}, lambda bare_s, step_s: [(1.0, 1.0), (0.010, 0.012), (0.020, 0.022)])
+    assert (first.bare_s, first.step_s, first.turns) == (pytest.approx(0.015), pytest.approx(0.017), 2)
+    (spans, *_) = pairs({"do_bench": 0.001}, lambda bare_s, step_s: [(1.0, 1.0), (0.010, 0.012)])
+    assert spans.step_s == pytest.approx(0.011)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"first_loss": 4.1}, "first loss"), ({"first_loss": None}, "first loss"), ({"steps": 9}, "9 steps where bare")],
 )
 def test_arms_that_did_different_work_are_not_compared(change, message):
-    windows = measurements(dict.fromkeys(ARMS, 0.01))
-    check_same_work(windows)
-    windows[-1] |= change
+    bare = Measured(10, 0.01, 4.0, 3.0)
+    assert pair_of("harness", 0, bare, bare).steps == 10
     with pytest.raises(ProcessFailed, match=message):
-        check_same_work(windows)
+        pair_of("harness", 0, bare, replace(bare, **change))
 
 
 def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
@@ -135,18 +142,24 @@ def test_running_out_of_memory_is_one_line_and_an_exit_code(capsys):
     assert (out, err.splitlines()[-1].startswith("lmbench: overhead: harness: ")) == ("", True)
 
 
-def test_every_arm_is_measured_in_every_round_and_the_first_arm_rotates(monkeypatch, capsys):
+def test_every_arm_is_measured_in_turns_with_the_bare_loop(capsys):
+    assert main(["overhead", "--rounds=2", "--json", "--do_bench", *TINY, "--measure.steps=6"]) == 0
+    answer, arms = json.loads(capsys.readouterr().out), ["trainer", "harness", "do_bench"]
+    assert [(pair["round"], pair["arm"]) for pair in answer["measurements"]] == [*product(range(2), arms)]
+    assert all(pair["turns"] >= 3 and pair["bare_s"] > 0 for pair in answer["measurements"])
+    assert [row["arm"] for row in answer["tables"]["arms"]] == arms
+
+
+def test_processes_that_do_not_run_together_are_measured_one_by_one(monkeypatch, capsys):
     order = []
 
-    def measure(arm, *_):
+    def measure(arm, *_, **process):
+        if "pipe" in process:
+            raise ProcessFailed("out of memory")
         order.append(arm)
-        return record_of(arm, dict.fromkeys([*ARMS, "do_bench"], 0.01))
+        return Measured(4, 0.01, 4.0, 3.0)
 
     monkeypatch.setattr("lmbench.overhead.measure_arm", measure)
-    monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_: record_of("harness", dict.fromkeys(ARMS, 0.01)))
-    for options, arms in (([], [*ARMS]), (["--do_bench"], [*ARMS, "do_bench"])):
-        order.clear()
-        assert main(["overhead", "--rounds=2", "--json", *options]) == 0
-        answer, (first, *others) = json.loads(capsys.readouterr().out), arms
-        assert [record["arm"] for record in answer["measurements"]] == order == [*arms, *others, first]
-        assert [row["arm"] for row in answer["tables"]["arms"]] == arms
+    assert main(["overhead", "--rounds=2", "--json", *TINY]) == 0
+    assert json.loads(capsys.readouterr().out)["measurements"][-1]["turns"] == 0
+    assert order == ["trainer", "bare", "harness", "bare", "bare", "trainer", "bare", "harness"]
