@@ -61,7 +61,12 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
             "data": {"share_fraction": 0.01},
         },
         "device_state": {"open": READING, "close": READING, **CAPPED, "other_process_count": 0},
-        "host_state": {"other_cpu_fraction": 0.02, "steal_fraction": 0.0, "waited_fraction": 0.001, "page_fault_count": 40},
+        "host_state": {
+            "other_cpu_fraction": 0.02,
+            "steal_fraction": 0.0,
+            "waited_fraction": 0.001,
+            "page_fault_count": 40,
+        },
         "collector": {"count": 0, "total_s": 0.0},
         "memory.host_growth": {"bytes_per_step": 0.0, "low_bytes_per_step": -10.0},
         "communication": {"sigterm_check_s": 0.0, "bucket_copy_bytes": 0, "bucket_split_count": 0},
