@@ -64,20 +64,19 @@ def run_python(
         ProcessFailed: the process ended with any other error.
     """
     lines = []
-    with tempfile.TemporaryFile("w+", errors="replace") as output, pipe or nullcontext():
-        fds = [pipe.fileno()] if pipe else []
-        turns = {TURNS_PIPE: str(pipe.fileno())} if pipe else {}
-        process = subprocess.Popen(
-            tied_python(*words),
-            stdout=output,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **variables, **turns},
-            pass_fds=fds,
-        )
-        if pipe:
-            pipe.close()
+    fds = [pipe.fileno()] if pipe else []
+    turns = {TURNS_PIPE: str(pipe.fileno())} if pipe else {}
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        with pipe or nullcontext():
+            process = subprocess.Popen(
+                tied_python(*words),
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, **variables, **turns},
+                pass_fds=fds,
+            )
         try:
             for line in process.stderr or ():
                 lines.append(line.strip())

@@ -180,15 +180,12 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
 def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None]) -> tuple[Measured, Measured]:
     """Measure `bare` and another arm in two processes that take turns."""
     here, there = Pipe()
-    variables = {**KEPT_HEAP, PAIR: str(os.getpid())}
+    # The seed of the coins, and which process it is.
+    first, second = ({**KEPT_HEAP, PAIR: str(os.getpid()), TURNS: f"{folder.name} {position}"} for position in range(2))
     with ThreadPoolExecutor() as pool:
         try:
-            bare = pool.submit(
-                measure_arm, "bare", options, folder / "bare", pipe=here, variables={**variables, TURNS: "0 0"}
-            )
-            other = pool.submit(
-                measure_arm, arm, options, folder / arm, heard=heard, pipe=there, variables={**variables, TURNS: "0 1"}
-            )
+            bare = pool.submit(measure_arm, "bare", options, folder / "bare", pipe=here, variables=first)
+            other = pool.submit(measure_arm, arm, options, folder / arm, heard=heard, pipe=there, variables=second)
             return bare.result(), other.result()
         except BaseException:
             kill_processes_below()
