@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
+import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from lmbench.progress import progress
@@ -42,6 +43,8 @@ DO_BENCH: dict[Arm, str] = {
 }
 # Rounding and the order of sums differ less; beyond this the arms did not do the same work.
 LOSS_TOLERANCE_FRACTION = 1e-3
+#: The share of turns that is left out at either end: hosts of shared machines pause.
+_TRIMMED = 0.2
 
 
 class Measured(Struct):
@@ -84,7 +87,8 @@ def pair_of(arm: Arm, index: int, bare: Measured, other: Measured) -> Pair:
     turns_s = bare.turns_s[1:]
     if not turns_s:
         return Pair(arm, index, bare.steps, other.step_s, bare.step_s, 0)
-    bare_s, step_s = map(fmean, zip(*turns_s, strict=True))
+    bare_s = float(scipy.stats.trim_mean([own_s for own_s, _ in turns_s], _TRIMMED))
+    step_s = bare_s + float(scipy.stats.trim_mean([other_s - own_s for own_s, other_s in turns_s], _TRIMMED))
     # do_bench has another clock than the turns.
     return Pair(arm, index, bare.steps, other.step_s if arm == "do_bench" else step_s, bare_s, len(turns_s))
 

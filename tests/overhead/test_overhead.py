@@ -112,9 +112,12 @@ def test_differences_are_paired_by_round_and_compared_with_bares():
     assert trainer["over_bare_fraction"] < harness["over_bare_fraction"]
 
 
-def test_where_both_took_turns_these_tell_the_steps_and_the_first_turn_is_left_out():
-    (first, *_) = pairs({"harness": 9.0}, lambda bare_s, step_s: [(1.0, 1.0), (0.010, 0.012), (0.020, 0.022)])
-    assert (first.bare_s, first.step_s, first.turns) == (pytest.approx(0.015), pytest.approx(0.017), 2)
+def test_where_both_took_turns_these_tell_the_steps_without_the_first_turn_and_pauses_of_the_host():
+    turns_s = [(1.0, 1.0), (0.010, 0.012), (0.020, 0.022), (0.015, 0.017), (0.015, 9.0), (0.013, 0.015)]
+    (first, *_) = pairs({"harness": 9.0}, lambda bare_s, step_s: turns_s)
+    assert (first.bare_s, first.step_s - first.bare_s, first.turns) == (
+        pytest.approx(0.0430 / 3), pytest.approx(0.002), 5,
+    )  # fmt: skip
     (spans, *_) = pairs({"do_bench": 0.001}, lambda bare_s, step_s: [(1.0, 1.0), (0.010, 0.012)])
     assert spans.step_s == pytest.approx(0.011)
 
