@@ -35,9 +35,7 @@ from lmbench.records.vocabulary import Values
 _STEPS = 2
 #: The ratio of reserved to allocated bytes before a check tells it.
 _RESERVED_RATIO = 1.06
-#: Checks of recipes that turn out not to fit.
-_MOST_MISSES = 5
-#: A recipe that is predicted to miss the memory by less than this is checked.
+#: A recipe of a kind that was not checked yet is, if it is predicted to miss the memory by less than this.
 _NEAR_FRACTION = 0.02
 
 
@@ -107,6 +105,11 @@ class Planner:
         """The options that make a recipe, of those that the configuration has."""
         return {name: value for name, value in recipe.options.items() if name in self._options}
 
+    def doubt(self, point: PlanPoint) -> float:
+        """The fraction of its memory that a point may take less than is told of it."""
+        kind = point.recipe.treatment, point.recipe.group > 1
+        return 0.0 if kind in self._ratios else _NEAR_FRACTION
+
     def estimate(self, chain: Chain, recipe: Recipe) -> PlanPoint:
         """A point by a walk through the blocks, corrected by what checks of the same kind told."""
         ratio, reserved_ratio = self._ratios.get((recipe.treatment, recipe.group > 1), (1.0, _RESERVED_RATIO))
@@ -138,19 +141,14 @@ def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any
     checked = dict[Recipe, PlanPoint]()
     while True:
         points = [checked.get(recipe) or planner.estimate(chain, recipe) for recipe, chain in recipes.items()]
-        near = [
-            point for point in points
-            if gpu.fits(point.reserved_bytes * (1 if point.is_checked else 1 - _NEAR_FRACTION))
-        ]  # fmt: skip
+        near = [point for point in points if gpu.fits(point.reserved_bytes * (1 - planner.doubt(point)))]
         fitting = frontier(near)[: request.checks]
         unchecked = next((point for point in fitting if not point.is_checked), None)
-        misses = sum(not gpu.fits(point.reserved_bytes) for point in checked.values())
-        if unchecked is None or misses > _MOST_MISSES:
+        if unchecked is None:
             break
         checked[unchecked.recipe] = planner.check(recipes[unchecked.recipe], unchecked)
     least = min(point.work for point in points)
     for point in points:
         point.extra_fraction = point.work / least - 1
-    fitting = [point for point in fitting if point.is_checked]
     took_s = time.perf_counter() - started
     return MemoryPlan(frontier(points), fitting, gpu, bool(request.times), chains, len(recipes), took_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from fake_steps import in_fork
@@ -144,6 +146,21 @@ def test_times_of_few_blocks_become_times_of_a_step():
     assert predicted_work(chain, Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
     with pytest.raises(UsageError, match="blocks took no longer than"):
         with_times([CHAIN], [time_of("none", fewer, 4, 9), time_of("none", more, 4, 8)])
+
+
+def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
+    small = {name: BlockFacts(*(figure / 10 for figure in facts)) for name, facts in BLOCKS.items()}
+    chain, reserved = replace(CHAIN, count=100, blocks=small), iter([401] * 9)
+
+    def predict(words, workspace_bytes):
+        def predictor():
+            return SimpleNamespace(run_peak_bytes=380, reserved_bytes=next(reserved, 399))
+
+        options = dict.fromkeys(("data.batch_size", "trainer.recompute"))
+        return SimpleNamespace(is_compiled=False, options=options, batch_size=4, micro_batches=1, predictor=predictor)
+
+    plan = make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), chains=[chain]), predict)
+    assert (plan.best.is_checked, plan.best.reserved_bytes, next(reserved, None)) == (True, 399, None)
 
 
 def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
