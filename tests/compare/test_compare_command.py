@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -53,6 +54,18 @@ def test_json_is_in_si_units_and_the_table_in_those_of_people(tmp_path, run_comp
     text = run_compare(*folders)[1]
     for line in ("verdict SLOWER: +10.00 %", "step 50.00 ms 55.00 ms 1.1000", "run peak 5.00 GiB"):
         assert line in text
+
+
+def test_csv_has_intervals_as_numbers_and_figures_by_names_that_end_in_their_unit(tmp_path, capsys):
+    folders = [str(folder) for folder in sides(tmp_path, 1.1)]
+    main(["compare", *folders, "--format", "csv"])
+    rows = {row["figure"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    main(["compare", *folders, "--json"])
+    metrics = {metric["name"]: metric for metric in json.loads(capsys.readouterr().out)["cells"][0]["metrics"]}
+    assert list(rows) == list(metrics)
+    step, ratio = rows["step_s"], metrics["step_s"]["ratio"]
+    ends = [float(step[f"change_{end}fraction"]) + 1 for end in ("low_", "", "high_")]
+    assert ends == pytest.approx([ratio["low"], ratio["point"], ratio["high"]])
 
 
 def test_many_cells_are_one_table_and_what_changed_another(tmp_path, run_compare):
