@@ -17,8 +17,8 @@ COMPARISON_SCHEMA_VERSION = 3
 
 #: The notes on the test that was used.
 BY_WELCH = (
-    "Welch's t on logarithms of one figure a process, since the sides were measured apart; same by two one-sided tests at 5 % "
-    "(the 90 % interval lies within the gate)"
+    "Welch's t on logarithms of one figure a process, since the sides were measured apart; same by two one-sided tests "
+    "at 5 % (the 90 % interval lies within the gate)"
 )
 BY_ROUNDS = (
     "paired by round, the order drawn by coin: the evidence is a bet on the signs of the rounds' differences, to which "

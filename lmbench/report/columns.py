@@ -163,15 +163,16 @@ STEP = MEASURED[0]
 def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
-    None unless both sides have numbers and all are positive. `over` names the mean, as in Quantity.
+    None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. `over`
+    names the mean, as in Quantity.
     """
     base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
         return None
-    interval = ratio_of(base_numbers, numbers)
-    mean = _REDUCTIONS[over]
-    p = None if cell == base else interval.p
-    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=p)
+    if cell == base:
+        return Cell(1.0)
+    interval, mean = ratio_of(base_numbers, numbers), _REDUCTIONS[over]
+    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=interval.p)
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:

@@ -101,6 +101,7 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
     assert (base["speedup"], faster["baseline"]) == (pytest.approx(1.0), "fp32 eager")
     assert (faster["speedup"], faster["memory_change_fraction"]) == pytest.approx((2.0, -0.25))
     assert faster["speedup_low"] < 2 < faster["speedup_high"]
+    assert (base["speedup_low"], base["speedup_high"]) == (None, None)
     # A step of twice as many tokens is twice as much work, so the speed-up is the ratio of the rates.
     by_tokens = rows_of(home, baseline="precision=32-true,batch=4")
     expected = pytest.approx(rows["bf16-mixed", 8]["tokens_per_s"] / base["tokens_per_s"])
