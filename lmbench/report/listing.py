@@ -96,7 +96,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         if not run_pass.has_timing:
             label = run_pass.label
     else:
-        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
+        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} runs, "
         outcomes = tally(run.outcome for run in runs if run.outcome != "ok") or "ok"
     if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
         outcomes += f", guards failed: {failed}"

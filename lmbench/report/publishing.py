@@ -53,8 +53,8 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     rows += [section._replace(frame=_by_run(section.frame)) for section in sections]
     page = (
         f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
-        f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with the "
-        "95 % interval of its mean step, and a row for each process.\n\n"
+        f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
+        "the 95 % interval of its mean step, and a row for each process.\n\n"
     )
     answers = _stored_answers(paths)
     parts = [_page_section(section, catalogue) for section in sections]
