@@ -73,6 +73,15 @@ class Quantity:
         return isinstance(self.expression, str) and self.expression.endswith(".mean_s")
 
     @property
+    def meaning(self) -> str:
+        """The title with the unit that it is shown in, and the numbers of runs that it comes from."""
+        words = [self.unit.word, f"{self.over} over the processes" if self.over else ""]
+        if isinstance(self.expression, str):
+            words.append(f"of `{self.expression}`")
+        origin, title = ", ".join(filter(None, words)), self.title.replace(BASELINE, "the baseline")
+        return f"{title} ({origin})" if origin else title
+
+    @property
     def is_relative(self) -> bool:
         return BASELINE in self.title
 
