@@ -105,6 +105,8 @@ class Quantity:
                         std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
                     if len(numbers) >= MIN_REPEATS:
                         low, high = mean_interval(numbers)
+                        # A wide spread of few processes reaches below zero, where no time is.
+                        low = max(low, 0.0)
                 cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
         return cells
 
