@@ -111,10 +111,12 @@ def _tables(comparison: Comparison) -> list[Table]:
         for figure in cell.metrics[1:]
         if figure.finding not in (SAME, UNDECIDED, INVALID)
     ]
-    family = f"verdicts after Holm's correction over {comparison.family} cells"
+    means = "geometric means over processes"
+    if comparison.family > 1:
+        means += f"; verdicts after Holm's correction over {comparison.family} cells"
     caption = "only what changed, after Holm's correction over all cells; --json has all"
     return [
-        Table("cells", "Step time", [name, *_FIGURES], steps, f"geometric means over processes; {family}"),
+        Table("cells", "Step time", [name, *_FIGURES], steps, means),
         Table("changes", "Phases and memory", [name, Column("figure"), *_FIGURES], changes, caption),
     ]
 

@@ -84,6 +84,13 @@ def test_many_cells_are_one_table_and_what_changed_another(tmp_path, run_compare
     assert "size medium forward 15.00 ms 15.75 ms" in everything
 
 
+def test_cells_that_cannot_be_judged_are_under_no_correction(tmp_path, run_compare):
+    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
+    make_sweep(tmp_path / "b", {"small": TIMES, "medium": TIMES}, precision="32-true")
+    code, out = run_compare(tmp_path / "a", tmp_path / "b")
+    assert (code, "over 0 cells" in out) == (12, False)
+
+
 def test_reasons_and_notes_of_several_cells_are_numbered_below_their_table(tmp_path, run_compare):
     spread = [{"name": "spread", "status": "warn", "message": ""}]
     for side in "ab":
