@@ -28,6 +28,9 @@ from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
 
+#: The code of a run, as its record names it: the folder that it was started in, and lmbench.
+_CODES = ("project", "lmbench")
+
 
 class _StoredAnswer(Struct):
     """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
@@ -116,12 +119,18 @@ def _environment(rows: Iterable[RunRow]) -> Facts:
     return {name: " ".join(values) for name, values in known.items() if values}
 
 
+def _commits(run: RunRecord) -> str:
+    """The commits of the project and of lmbench, as far as there are any."""
+    commits = (value_at(run, f"environment.code.{code}.commit") for code in _CODES)
+    return " and ".join(dict.fromkeys(commit[:9] for commit in commits if commit)) or "none"
+
+
 def _is_committed(run: RunRecord) -> bool:
     """Whether commits name the code of a run.
 
     lmbench's own model and data need no commit of the folder that the run was started in.
     """
-    codes = ["project", "lmbench"]
+    codes = [*_CODES]
     if any(value_at(run, f"environment.code.{code}.is_dirty") for code in codes):
         return False
     if not all(str(value_at(run, f"{part}.name")).startswith("lmbench.") for part in ("model", "data")):
@@ -132,7 +141,7 @@ def _is_committed(run: RunRecord) -> bool:
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     """What a reader of the files could object to."""
     runs = [row for section in sections for row in section.frame.runs]
-    commits = sorted({str(row.facts.get("commit")) for row in runs})
+    commits = sorted({_commits(row.run.record) for row in runs})
     if len(commits) > 1:
         yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")
     if not all(_is_committed(row.run.record) for row in runs):

@@ -126,6 +126,17 @@ def test_publish_objects_to_runs_that_nobody_can_repeat_and_to_few_processes(tmp
     assert "1 of its cells have fewer than 3 processes" in said
 
 
+def test_publish_objects_to_runs_of_two_commits_of_lmbench(tmp_path, capsys):
+    commits = {"32-true": "c0ffee" * 6, "bf16-mixed": "decaf0" * 6}
+
+    def change(run, repeat):
+        return {"environment.code": {"lmbench": {"commit": commits[run["precision"]], "is_dirty": False}}}
+
+    make_sweep(tmp_path / "s", {"trainer.precision": [*commits]}, change=change)
+    main(["report", str(tmp_path / "s"), "--publish", str(tmp_path / "s")])
+    assert "runs of 2 commits: c0ffeec0f, decaf0dec; a page is of one" in flat(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(("module", "is_committed"), [("lmbench.model.LanguageModel", True), ("mine.Model", False)])
 def test_a_folder_without_commits_is_an_objection_only_to_code_that_may_lie_there(
     module, is_committed, tmp_path, capsys
