@@ -20,32 +20,39 @@ _COLUMNS = (
 
 
 def fields(*names: str) -> Answer:
-    """Tells what the fields of a record mean.
+    """Tells what the fields of a record and the columns of reports mean.
 
     A name is that of a field (`step_s`, `phases.<phase>.mean_s`), its last word (`mean_s`), a part of the record
-    (`memory`), a group, or a word in names of fields (`mfu`). Without a name, the groups of fields are listed; `size`
-    also lists the named sizes of models. Fields have these names in run.json, in W&B and as columns of a study. Records
-    hold SI units; ms, GiB and % exist only where they are shown.
+    (`memory`), a group, a word in names of fields (`mfu`), or a column (`speedup`). Without a name, the groups of
+    fields are listed; `size` also lists the named sizes of models. Fields have these names in run.json, in W&B and as
+    columns of a study. Records hold SI units; ms, GiB and % exist only where they are shown.
 
     Args:
-        names: a field, its last word, or a part of the record
+        names: a field, its last word, a part of the record, or a column
     """
+    from lmbench.catalogue import make_catalogue
+
+    quantities = make_catalogue().columns
     all_fields = [field for kind in RECORDS for field in fields_of(kind).values()]
     chosen = []
     for name in names or [""]:
         part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
         exact = [field for field in all_fields if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
         matches = exact or [field for field in all_fields if name == _slug(field.group) or name in field.name]
-        if not matches:
+        if not matches and name not in quantities:
             words = {word for field in all_fields for word in (field.name, field.name.rpartition(".")[2])}
-            raise UsageError(f"no field is called {name!r}{suggest(name, words)}; `lmbench fields` lists them all")
+            raise UsageError(
+                f"no field is called {name!r}{suggest(name, {*words, *quantities})}; `lmbench fields` lists them all"
+            )
         chosen += matches
     # Fields that differ only in their phase share a row.
     abouts = {(field.group, field.pattern): field.about for field in chosen}
     rows = [[_slug(group), name, about.unit, about.better, about.meaning] for (group, name), about in abouts.items()]
     table = Table("fields", "Fields", _COLUMNS, rows)
+    columns: list[list[Value]] = [[name, quantities[name].meaning] for name in names if name in quantities]
     if names:
-        return Answer(tables=[table, *([_sizes()] if "size" in names else [])])
+        tables = [table, Table("columns", "Columns of reports", [Column("column"), Column("meaning")], columns)]
+        return Answer(tables=[part for part in tables if part.rows] + ([_sizes()] if "size" in names else []))
     groups = Counter(group for group, _ in abouts).items()
     about: list[list[Value]] = [[_slug(group), count, group.partition(": ")[2]] for group, count in groups]
     titles = (Column("group"), Column("fields", COUNT), Column("meaning"))

@@ -11,14 +11,14 @@ from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Com
 from lmbench.compare.sides import SAMPLE
 from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, listed
-from lmbench.report.units import unit_of
+from lmbench.report.units import MISSING, unit_of
 
 COMPARISON_SCHEMA_VERSION = 3
 
 #: The notes on the test that was used.
 BY_WELCH = (
-    "Welch's t on logarithms of process means, since the sides were measured apart; same by two one-sided tests at 5 % "
-    "(the 90 % interval lies within the gate)"
+    "Welch's t on logarithms of one figure a process, since the sides were measured apart; same by two one-sided tests "
+    "at 5 % (the 90 % interval lies within the gate)"
 )
 BY_ROUNDS = (
     "paired by round, the order drawn by coin: the evidence is a bet on the signs of the rounds' differences, to which "
@@ -27,8 +27,8 @@ BY_ROUNDS = (
     "gate counts"
 )
 _FIGURES = (
-    Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"), Column("95 % interval"),
-    Column("finding"),
+    Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"),
+    Column("95 % interval", name="change_fraction"), Column("finding"),
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _tables(comparison: Comparison) -> list[Table]:
     """All figures of a single cell; for several cells their step times, and the other figures that changed."""
     cells, name = comparison.cells, Column("cell")
     if len(cells) == 1:
-        rows = [[figure.title, *_row(figure)] for figure in cells[0].metrics]
+        rows = [_row(figure) for figure in cells[0].metrics]
         means = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
         if cells[0].metrics and cells[0].metrics[0].ratio.differences:
             means += "; B / A is the median over rounds, its interval holds after every round"
@@ -103,27 +103,32 @@ def _tables(comparison: Comparison) -> list[Table]:
         # A verdict that stands needs no reason.
         reasons = cell.reasons if cell.verdict in (UNDECIDED, INVALID) else []
         finding = Cell(cell.verdict, style="outcome", notes=(*reasons, *cell.notes, *map(str, cell.slow)))
-        figures = _row(cell.metrics[0])[:-1] if cell.metrics else [None] * 4
+        figures = _row(cell.metrics[0])[1:-1] if cell.metrics else [None] * 4
         steps.append([cell.name, *figures, finding])
     changes: list[list[Value | Cell]] = [
-        [cell.name, figure.title, *_row(figure)]
+        [cell.name, *_row(figure)]
         for cell in cells
         for figure in cell.metrics[1:]
         if figure.finding not in (SAME, UNDECIDED, INVALID)
     ]
-    family = f"verdicts after Holm's correction over {comparison.family} cells"
+    means = "geometric means over processes"
+    if comparison.family > 1:
+        means += f"; verdicts after Holm's correction over {comparison.family} cells"
     caption = "only what changed, after Holm's correction over all cells; --json has all"
     return [
-        Table("cells", "Step time", [name, *_FIGURES], steps, f"geometric means over processes; {family}"),
+        Table("cells", "Step time", [name, *_FIGURES], steps, means),
         Table("changes", "Phases and memory", [name, Column("figure"), *_FIGURES], changes, caption),
     ]
 
 
 def _row(figure: Figure) -> list[Value | Cell]:
+    """The figure, A, B, their ratio, its interval and the finding. The figure's name ends in the unit of A and B."""
     ratio, unit = figure.ratio, unit_of(figure.unit)
+    low, high = (None if end is None else end - 1 for end in (ratio.low, ratio.high))
     return [
+        Cell(figure.name, text=figure.title),
         *(Cell(value, text=f"{unit.text(value)} {unit.word}".rstrip()) for value in (figure.a, figure.b)),
         Cell(ratio.point, text=f"{ratio.point:.4f}" if ratio.point < 10 else f"{ratio.point:.4g}"),
-        None if ratio.low is None else interval(ratio.low, ratio.high),
+        Cell(ratio.change, low=low, high=high, text=MISSING if ratio.low is None else interval(ratio.low, ratio.high)),
         Cell(figure.finding, style="outcome"),
     ]

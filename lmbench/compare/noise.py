@@ -121,7 +121,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     for (name, _), group in groups.items():
         usable, left_out = split_usable(group, takes_failed=False)
         if len(usable) < MIN_NOISE_REPEATS:
-            problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
+            problem = f"repeats that count: {len(usable)}; a noise floor takes {MIN_NOISE_REPEATS}"
             problem += "".join(f"; one does not: {run.reason}" for run in left_out[:1])
         elif mixed := differences_within(usable, facts_of(usable)):
             problem = f"not repeats of one thing: {mixed[0]}"

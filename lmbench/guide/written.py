@@ -15,7 +15,6 @@ from lmbench import version
 from lmbench.guide import text
 from lmbench.records.guards import rules
 from lmbench.records.schema import RECORDS, fields
-from lmbench.report.columns import BASELINE
 from lmbench.report.render import escaped
 from lmbench.report.view import Catalogue
 
@@ -30,13 +29,7 @@ def page(topic: str, catalogue: Catalogue) -> str:
 
 
 def _columns(catalogue: Catalogue) -> str:
-    lines = []
-    for name, column in catalogue.columns.items():
-        words = [column.unit.word, f"{column.over} over the processes" if column.over else ""]
-        if isinstance(column.expression, str):
-            words.append(f"of `{column.expression}`")
-        lines.append(f"- `{name}`: {column.title.replace(BASELINE, 'the baseline')} ({', '.join(filter(None, words))})")
-    return "\n".join(lines)
+    return "\n".join(f"- `{name}`: {column.meaning}" for name, column in catalogue.columns.items())
 
 
 def _fields() -> str:

@@ -236,9 +236,9 @@ class Throughput:
 class Loss:
     """Throughput: losses."""
 
-    first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.")
-    last: Nats = lower("Loss of the window's last step.")
-    mean: Nats = lower("Mean loss over the window.")
+    first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.", "first loss")
+    last: Nats = lower("Loss of the window's last step.", "last loss")
+    mean: Nats = lower("Mean loss over the window.", "mean loss")
 
 
 class RankRecord(Struct):

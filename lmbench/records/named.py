@@ -82,7 +82,8 @@ def find_result(text: str) -> str:
         folder, back = Path(match["folder"] or RESULTS), float(match["back"] or 0)
         results = results_in([folder]) if folder.is_dir() else []
         if back >= len(results):
-            raise UsageError(f"{text[:80]!r}: {str(folder)!r} holds {len(results)} results; `lmbench list` shows them")
+            count = f"number of results in {str(folder)!r}: {len(results)}"
+            raise UsageError(f"{text[:80]!r}: {count}; `lmbench list` shows them")
         return shown_path(results[int(back)].path) + (match["rest"] or "")
     match, names = _NAME.fullmatch(text), given_names()
     if match is None:

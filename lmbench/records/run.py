@@ -222,8 +222,8 @@ class Model:
 
     name: Text = about("Class of the LightningModule.")
     size: Text = about("Name of the model size; null for any other shape.")
-    parameter_count: Count = about("Number of parameters.")
-    trainable_parameter_count: Count = about("Number of parameters that get a gradient.")
+    parameter_count: Count = about("Number of parameters.", "parameters")
+    trainable_parameter_count: Count = about("Number of parameters that get a gradient.", "trainable parameters")
     vocab_size: Count = about("Size of the vocabulary: rows of the embedding.", "vocab")
     d_model: Count = about("Width of the residual stream.", "d_model")
     d_ff: Count = about("Width inside the feed-forward block.", "d_ff")

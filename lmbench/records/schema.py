@@ -24,7 +24,7 @@ Kind = Literal["step", "run"]
 _PLACEHOLDER = re.compile("<(?:phase|border|end|memory)>")
 
 #: What a name says beside its subject: that it is a flag, or its unit.
-_BESIDE_SUBJECT = re.compile("^is_|_(s|w|c|hz|bytes|fraction|count)$")
+_BESIDE_SUBJECT = re.compile("^is_|_(per_s|s|w|c|j|hz|bytes|fraction|count)$")
 
 RECORDS: dict[Kind, type] = {"step": StepRecord, "run": RunRecord}
 

@@ -120,9 +120,7 @@ def points_of(column: Quantity, frame: Frame) -> dict[int, Values]:
             y = figure.value * unit.scale
             points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)}"}
             if figure.low is not None:
-                low, high = figure.low * unit.scale, figure.high * unit.scale
-                # A whisker that would reach zero is made as long downwards as upwards on a logarithmic axis.
-                points[cell] |= {"low": low if low > 0 else y**2 / high, "high": high}
+                points[cell] |= {"low": figure.low * unit.scale, "high": figure.high * unit.scale}
     return points
 
 
@@ -162,6 +160,10 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
         over = {"type": "nominal", "scale": domain, "title": spec.x, "axis": {"labelAngle": -45}}
         return Chart("", picture("lines", points, x=over, y={"title": title, "scale": {"zero": False}}))
     if is_line:
+        # A logarithmic axis has no zero: a whisker that reaches it is as long downwards as upwards.
+        for point in points:
+            if point.get("low") == 0:
+                point["low"] = point["y"] ** 2 / point["high"]
         ticks = {"labelExpr": _LENGTH_LABEL, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
         return Chart("", picture("lines", points, x=x, y=_log(title)))

@@ -73,6 +73,15 @@ class Quantity:
         return isinstance(self.expression, str) and self.expression.endswith(".mean_s")
 
     @property
+    def meaning(self) -> str:
+        """The title with the unit that it is shown in, and the numbers of runs that it comes from."""
+        words = [self.unit.word, f"{self.over} over the processes" if self.over else ""]
+        if isinstance(self.expression, str):
+            words.append(f"of `{self.expression}`")
+        origin, title = ", ".join(filter(None, words)), self.title.replace(BASELINE, "the baseline")
+        return f"{title} ({origin})" if origin else title
+
+    @property
     def is_relative(self) -> bool:
         return BASELINE in self.title
 
@@ -96,6 +105,8 @@ class Quantity:
                         std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
                     if len(numbers) >= MIN_REPEATS:
                         low, high = mean_interval(numbers)
+                        # A wide spread of few processes reaches below zero, where no time is.
+                        low = max(low, 0.0)
                 cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
         return cells
 
@@ -163,15 +174,16 @@ STEP = MEASURED[0]
 def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
-    None unless both sides have numbers and all are positive. `over` names the mean, as in Quantity.
+    None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. `over`
+    names the mean, as in Quantity.
     """
     base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
         return None
-    interval = ratio_of(base_numbers, numbers)
-    mean = _REDUCTIONS[over]
-    p = None if cell == base else interval.p
-    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=p)
+    if cell == base:
+        return Cell(1.0)
+    interval, mean = ratio_of(base_numbers, numbers), _REDUCTIONS[over]
+    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=interval.p)
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:

@@ -80,22 +80,27 @@ def print_table(table: Table, console: Console) -> None:
 
     A table that is too wide for the screen loses its extra columns; a line names them and the width that shows them.
     Generated names are shortened and paths folded. Columns that still have no room go into blocks below, each of which
-    repeats the leading columns.
+    repeats the leading columns that tell the rows apart.
     """
     rows = [[column.heading for column in table.columns], *table.texts()]
     fitted = [_Fitted(column, texts) for column, *texts in zip(table.columns, *rows, strict=True)]
     kept, full_width = list(fitted), _total(part.least for part in fitted)
     while _total(part.least for part in kept) > console.width and any(part.column.is_extra for part in kept):
         kept.remove([part for part in kept if part.column.is_extra][-1])
-    # The leading columns of words and settings tell the rows apart.
-    leading = list(takewhile(lambda part: part.column.unit.text is str, kept))
-    if len(leading) == len(kept) or _total(part.least for part in leading) > console.width / 2:
+    # Words and settings may tell the rows apart; a column is repeated only if more rows differ with it.
+    leading = kept[:1]
+    for part in takewhile(lambda part: part.column.unit.text is str, kept):
+        if _distinct_rows([*leading, part]) > _distinct_rows(leading):
+            leading.append(part)
+    if _total(part.least for part in leading) > console.width / 2:
         leading = kept[:1]
-    blocks = [list(leading)]
-    for part in kept[len(leading) :]:
-        if len(blocks[-1]) > len(leading) and _total(p.least for p in (*blocks[-1], part)) > console.width:
+    blocks = [list[_Fitted]()]
+    for part in kept:
+        is_followed = any(other not in leading for other in blocks[-1])
+        if is_followed and _total(p.least for p in (*blocks[-1], part)) > console.width:
             blocks.append(list(leading))
-        blocks[-1].append(part)
+        if part not in blocks[-1]:
+            blocks[-1].append(part)
     console.print()
     print_text(f"{table.title}: {table.caption}" if table.caption else table.title, console)
     for number, block in enumerate(blocks):
@@ -106,6 +111,11 @@ def print_table(table: Table, console: Console) -> None:
     if left_out:
         print_text(f"more with COLUMNS={full_width}: {', '.join(left_out)}", console)
     print_lines((Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)), console)
+
+
+def _distinct_rows(columns: Iterable[_Fitted]) -> int:
+    """The number of rows that differ in the texts of these columns."""
+    return len({*zip(*(part.texts[1:] for part in columns), strict=True)})
 
 
 def _print_block(block: Sequence[_Fitted], row_count: int, has_total: bool, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from lmbench.report.units import tally
 
 #: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
 _FACTS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
+#: So many values of a name are listed where `--where` matches none.
+_MOST_CHOICES = 10
 _FIGURES = [column for column in MEASURED if column.name in ("step_s", "tokens_per_s", "peak_bytes")]
 _COLUMNS = (
     Column("name"),
@@ -50,7 +53,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
     conditions = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
-    entries, known = list[_Entry](), set[str]()
+    entries, known = list[_Entry](), defaultdict[str, set[str]](set)
     for age, result in enumerate(newest):
         runs = []
         for run in map(load_known, result.runs):
@@ -58,7 +61,9 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
             # `--model zoo.Tied` is `model.class_path` in the configuration.
             classes = {name.removesuffix(".class_path"): value for name, value in options.items()}
             values = {**recorded(run.record), **classes, **options, **facts, "outcome": run.outcome}
-            known |= values.keys()
+            for name in conditions:
+                if values.get(name) is not None:
+                    known[name].add(str(plain(values[name])))
             # `highest` matches `highest (fp32)`.
             if all(f"{plain(values.get(name))} ".startswith(f"{value} ") for name, value in conditions.items()):
                 runs.append(run)
@@ -69,11 +74,11 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         if len(entries) == limit:
             break
     if not entries:
-        fact_names, missing = ", ".join(FACT), [name for name in conditions if name not in known]
-        has = f"has {missing[0]!r}" if missing else "is so"
-        raise UsageError(
-            f"--where {where}: no run {has}; give NAME=VALUE of a fact ({fact_names}), an option or a field"
-        )
+        if missing := [name for name in conditions if name not in known]:
+            advice = f"give NAME=VALUE of a fact ({', '.join(FACT)}), an option or a field"
+            raise UsageError(f"--where {where}: no run has {missing[0]!r}; {advice}")
+        choices = (f"{name}={'|'.join(sorted(values)[:_MOST_CHOICES])}" for name, values in known.items())
+        raise UsageError(f"--where {where}: no run is so; there are {', '.join(choices)}")
     # Runs whose model was never built record few facts; a missing one is no difference.
     built = [entry.facts for entry in entries if any("precision" in row.facts for row in entry.frame.runs)]
     common = [name for name in _FACTS[2:] if len({facts.get(name) for facts in built}) == 1]
@@ -96,7 +101,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         if not run_pass.has_timing:
             label = run_pass.label
     else:
-        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
+        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} runs, "
         outcomes = tally(run.outcome for run in runs if run.outcome != "ok") or "ok"
     if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
         outcomes += f", guards failed: {failed}"

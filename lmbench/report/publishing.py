@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS, Values
@@ -26,6 +27,9 @@ from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
+
+#: The code of a run, as its record names it: the folder that it was started in, and lmbench.
+_CODES = ("project", "lmbench")
 
 
 class _StoredAnswer(Struct):
@@ -52,8 +56,8 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     rows += [section._replace(frame=_by_run(section.frame)) for section in sections]
     page = (
         f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
-        f"Written by `lmbench report --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with the "
-        "95 % interval of its mean step, and a row for each process.\n\n"
+        f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
+        "the 95 % interval of its mean step, and a row for each process.\n\n"
     )
     answers = _stored_answers(paths)
     parts = [_page_section(section, catalogue) for section in sections]
@@ -115,14 +119,32 @@ def _environment(rows: Iterable[RunRow]) -> Facts:
     return {name: " ".join(values) for name, values in known.items() if values}
 
 
+def _commits(run: RunRecord) -> str:
+    """The commits of the project and of lmbench, as far as there are any."""
+    commits = (value_at(run, f"environment.code.{code}.commit") for code in _CODES)
+    return " and ".join(dict.fromkeys(commit[:9] for commit in commits if commit)) or "none"
+
+
+def _is_committed(run: RunRecord) -> bool:
+    """Whether commits name the code of a run.
+
+    lmbench's own model and data need no commit of the folder that the run was started in.
+    """
+    codes = [*_CODES]
+    if any(value_at(run, f"environment.code.{code}.is_dirty") for code in codes):
+        return False
+    if not all(str(value_at(run, f"{part}.name")).startswith("lmbench.") for part in ("model", "data")):
+        codes.remove("lmbench")
+    return any(value_at(run, f"environment.code.{code}.commit") for code in codes)
+
+
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     """What a reader of the files could object to."""
     runs = [row for section in sections for row in section.frame.runs]
-    commits = sorted({str(row.facts.get("commit")) for row in runs})
+    commits = sorted({_commits(row.run.record) for row in runs})
     if len(commits) > 1:
         yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")
-    states = [f"environment.code.{code}.is_dirty" for code in ("project", "lmbench")]
-    if "None" in commits or any(value_at(row.run.record, state) for row in runs for state in states):
+    if not all(_is_committed(row.run.record) for row in runs):
         yield Line("WARN", "the code of some runs had no commit or uncommitted changes, so nobody can repeat them")
     for section in sections:
         few = sum(len(runs) < MIN_REPEATS for runs in section.frame.ok.values())

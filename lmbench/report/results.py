@@ -144,6 +144,8 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     titles = {table.title for table in tables}
     absent = [spec.title for spec in view.tables if spec.title not in titles]
     empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.ok else ""
+    beside = [column for table in view.tables for column in catalogue.columns_of(table)[len(table.columns) :]]
+    is_apart = beside and not any(column.of(timed) for column in beside)
     copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
     counts = tally(outcome_word(row.run.outcome) for row in frame.runs)
     days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
@@ -157,6 +159,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
             *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
+            *labelled("reference", is_apart and "it has no figure of these configurations"),
         ],
         tables=tables,
         charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],

@@ -26,7 +26,11 @@ MOST_ROUNDS = 200
 #: The option of `base` that names a configuration.
 CONFIG = "config"
 
-_SET_BY_SWEEP = ("measure.mode", "measure.results_dir", "measure.run_id")
+_SET_BY_SWEEP = {
+    "measure.mode": "list it under `modes`",
+    "measure.results_dir": "give --results_dir to the command",
+    "measure.run_id": "leave it out: a run has the name of its cell",
+}
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -162,7 +166,7 @@ def _check(sweep: SweepFile) -> None:
         if not isinstance(option, str) or (option == CONFIG and not isinstance(sweep.base.get(CONFIG, ""), str)):
             raise UsageError(f"option {option!r}: name one such as data.batch_size; config takes a name or a path")
         if option in _SET_BY_SWEEP:
-            raise UsageError(f"{option} is set by the sweep; list `modes`, give --results_dir to the command")
+            raise UsageError(f"{option} is set by the sweep; {_SET_BY_SWEEP[option]}")
     for option, value in itertools.chain.from_iterable(point.items() for point in points):
         if option in choices and value not in list(choices[option]):
             raise unknown(option, str(value), choices[option])

@@ -230,8 +230,9 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     except (UsageError, DamagedRecord) as error:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE}: {error}") from error
     if not is_trusted(path, contents, adds=trusts):
-        tell(f"{path} was not begun here by you, or was changed since; going on would use")
-        for line in dict.fromkeys(_actions(path, content, contents)):
+        lines = dict.fromkeys(_actions(path, content, contents))
+        tell(f"{path} was not begun here by you, or was changed since{'; going on would use' if lines else ''}")
+        for line in lines:
             tell(f"  {line}")
         raise UsageError(
             f"nothing of {str(path)!r} was run; `lmbench sweep {shlex.quote(str(path))} --trust` takes it over"

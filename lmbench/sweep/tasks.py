@@ -244,7 +244,8 @@ def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
         UsageError: the other folder has no runs, or one of another sweep, or one with a pipe or device in it; both have
             a run of the same cell and repeat; or the runs cannot be copied.
     """
-    names = {job.name for job in plan.jobs()}
+    # The other folder has rounds that are not measured here, as `--rounds` says.
+    names = {job.name for repeat in {*range(plan.file.repeats), *plan.chosen} for job in plan.round(repeat)}
     runs = [run for run in sorted((other / RUNS_FOLDER).glob("*")) if is_run_folder(run)]
     if not runs:
         raise UsageError(f"--merge {other}: there are no runs in {other / RUNS_FOLDER}")

@@ -52,13 +52,13 @@ def upload_results(
     try:
         # Write the runs again: earlier ones may lack steps (a full disk), or name files where the result was before.
         if pending:
-            tell(f"sending {len(pending)} of the results to {write(pending, timeout_s)}")
+            tell(f"results to send to {write(pending, timeout_s)}: {len(pending)}")
         while pending:
             url = sync(pending[0], timeout_s, option_words(destination))
             address = f" -> {masked_text(url)}" if url else ""
             print(shown(f"uploaded          {pending.pop(0)}{address}"), flush=True)
     except WandbProblem as problem:
         more = f"; {len(pending) - 1} more not tried" if pending[1:] else ""
-        tell(f"not uploaded: {pending[0]}: {problem}{more}")
+        tell(f"not uploaded: {pending[0]}: {str(problem).rstrip('.')}{more}")
         return ExitCode.NOT_SENT
     return code

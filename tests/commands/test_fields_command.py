@@ -46,6 +46,14 @@ def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part
     assert row["meaning"] == about.meaning
 
 
+def test_a_column_of_reports_is_told_beside_the_field_of_its_name(printed):
+    tables = json.loads(printed("fields", "--json", "step_s", "speedup"))["tables"]
+    assert [row["name"] for row in tables["fields"]] == ["step_s"]
+    assert [row["column"] for row in tables["columns"]] == ["step_s", "speedup"]
+    assert tables["columns"][0]["meaning"] == "step (ms, mean over the processes, of `phases.step.mean_s`)"
+    assert [*json.loads(printed("fields", "--json", "speedup"))["tables"]] == ["columns"]
+
+
 def test_sizes_are_listed_with_the_year_in_which_the_course_calls_them_so(printed):
     sizes = json.loads(printed("fields", "--json", "size"))["tables"]["sizes"]
     assert [(size["parameters"], size["CS336"]) for size in sizes if "xl" in size["size"]] == [

@@ -51,7 +51,7 @@ compare last~1@precision=32-true,model.size=small last~1/small-bf16-mixed | resu
 kernels last | day3
 memory last | day3
 dtypes last | day3
-noise last | 1 repeats
+noise last | repeats that count: 1
 """)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -55,6 +56,18 @@ def test_json_is_in_si_units_and_the_table_in_those_of_people(tmp_path, run_comp
         assert line in text
 
 
+def test_csv_has_intervals_as_numbers_and_figures_by_names_that_end_in_their_unit(tmp_path, capsys):
+    folders = [str(folder) for folder in sides(tmp_path, 1.1)]
+    main(["compare", *folders, "--format", "csv"])
+    rows = {row["figure"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    main(["compare", *folders, "--json"])
+    metrics = {metric["name"]: metric for metric in json.loads(capsys.readouterr().out)["cells"][0]["metrics"]}
+    assert list(rows) == list(metrics)
+    step, ratio = rows["step_s"], metrics["step_s"]["ratio"]
+    ends = [float(step[f"change_{end}fraction"]) + 1 for end in ("low_", "", "high_")]
+    assert ends == pytest.approx([ratio["low"], ratio["point"], ratio["high"]])
+
+
 def test_many_cells_are_one_table_and_what_changed_another(tmp_path, run_compare):
     make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
     slow = [value * 1.05 for value in TIMES]
@@ -69,6 +82,13 @@ def test_many_cells_are_one_table_and_what_changed_another(tmp_path, run_compare
     assert "verdicts after Holm's correction over 2 cells" in everything
     assert "size medium 50.00 ms 52.50 ms 1.0500" in everything
     assert "size medium forward 15.00 ms 15.75 ms" in everything
+
+
+def test_cells_that_cannot_be_judged_are_under_no_correction(tmp_path, run_compare):
+    make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
+    make_sweep(tmp_path / "b", {"small": TIMES, "medium": TIMES}, precision="32-true")
+    code, out = run_compare(tmp_path / "a", tmp_path / "b")
+    assert (code, "over 0 cells" in out) == (12, False)
 
 
 def test_reasons_and_notes_of_several_cells_are_numbered_below_their_table(tmp_path, run_compare):

@@ -61,8 +61,8 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
     out = flat(printed("noise", folder))
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]
     for line in (
-        "no floor size medium: 4 repeats that count; a noise floor takes 6",
-        "no floor size few: 5 repeats that count; a noise floor takes 6; one does not: guard g failed: odd",
+        "no floor size medium: repeats that count: 4; a noise floor takes 6",
+        "no floor size few: repeats that count: 5; a noise floor takes 6; one does not: guard g failed: odd",
         "no floor size mixed: not repeats of one thing: environment.code.project.commit is aaaa or bbbb",
     ):
         assert line in out

@@ -124,7 +124,7 @@ def test_a_folder_whose_name_is_not_utf8_is_json(words, tmp_path, printed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("show last~" + "9" * 5000, "holds 1 results"),
+        ("show last~" + "9" * 5000, "number of results in 'results': 1"),
         ("list last --name=--json", "no '.' or '-' first"),
         ("list last --name=-x", "no '.' or '-' first"),
     ],

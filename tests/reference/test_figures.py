@@ -30,7 +30,7 @@ def test_every_table_of_a_page_of_the_reference_has_its_rows(name):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_published_page_names_the_one_commit_of_its_rows(name):
-    if "lmbench report --publish" not in PAGES[name]:
+    if "--publish" not in PAGES[name]:
         pytest.skip("made by hand, before there was `report --publish`")
     assert is_of_one_commit(PAGES[name], read_rows(FOLDER / name.replace(".md", ".csv")))
 
@@ -124,3 +124,25 @@ def test_publish_objects_to_runs_that_nobody_can_repeat_and_to_few_processes(tmp
     said = flat(capsys.readouterr().out)
     assert "had no commit" in said
     assert "1 of its cells have fewer than 3 processes" in said
+
+
+def test_publish_objects_to_runs_of_two_commits_of_lmbench(tmp_path, capsys):
+    commits = {"32-true": "c0ffee" * 6, "bf16-mixed": "decaf0" * 6}
+
+    def change(run, repeat):
+        return {"environment.code": {"lmbench": {"commit": commits[run["precision"]], "is_dirty": False}}}
+
+    make_sweep(tmp_path / "s", {"trainer.precision": [*commits]}, change=change)
+    main(["report", str(tmp_path / "s"), "--publish", str(tmp_path / "s")])
+    assert "runs of 2 commits: c0ffeec0f, decaf0dec; a page is of one" in flat(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("module", "is_committed"), [("lmbench.model.LanguageModel", True), ("mine.Model", False)])
+def test_a_folder_without_commits_is_an_objection_only_to_code_that_may_lie_there(
+    module, is_committed, tmp_path, capsys
+):
+    code = {"lmbench": {"commit": "c0ffee" * 6, "is_dirty": False}, "project": {"commit": None, "is_dirty": None}}
+    changes = {"environment.code": code, "model.name": module, "data.name": "lmbench.data.datamodule.TokenData"}
+    make_sweep(tmp_path / "s", {"trainer.precision": ["32-true"]}, change=lambda run, repeat: changes)
+    main(["report", str(tmp_path / "s"), "--publish", str(tmp_path / "s")])
+    assert ("had no commit" not in capsys.readouterr().out) == is_committed

@@ -143,7 +143,7 @@ WIDE = Table(
     yaml.safe_load("""
 - [60, "", [[one, "8", "123.45", results/20261124T0347, slower]]]
 - [50, result, [[one, "8", "123.45", slower]]]
-- [22, result, [[one, "8", "123.45"], [one, "8", slower]]]
+- [22, result, [[one, "8", "123.45"], [one, slower]]]
 """),
 )
 def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below(width, left_out, rows, monkeypatch):
@@ -155,6 +155,21 @@ def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below
     assert max(map(len, text.splitlines())) <= width
     assert " ".join(text.partition("COLUMNS=")[2].split())[4:] == left_out
     assert [line.split() for line in text.splitlines() if line.startswith("one")] == rows
+
+
+def test_a_line_without_a_label_goes_on_below_the_one_above_on_a_page_too():
+    page = render(ANSWER, "html")
+    assert re.search(r'<p class="line"><span class="label ?"></span> measure longer</p>', page)
+
+
+def test_a_block_below_repeats_the_columns_that_tell_its_rows_apart(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    facts = [Column(name) for name in ("size", "context length", "precision", "optimizer")]
+    rows = [["tiny", "64", precision, "AdamW", 0.1, 0.2] for precision in ("32-true", "bf16-mixed")]
+    table = Table("steps", "Steps", [*facts, Column("backward", MS), Column("step median", MS)], rows)
+    print_answer(Answer(tables=[table]), make_console(stream := io.StringIO()))
+    lines = [line.split() for line in stream.getvalue().splitlines() if line.startswith("tiny")]
+    assert lines[2:] == [["tiny", "32-true", "100.00", "200.00"], ["tiny", "bf16-mixed", "100.00", "200.00"]]
 
 
 def test_fields_of_csv_are_no_formulas_and_markdown_has_no_markup_of_its_own():

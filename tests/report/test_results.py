@@ -16,6 +16,7 @@ STEP = "phases.step.mean_s"
     ("means", "std", "spread"),
     [
         ([0.100, 0.102, 0.107], statistics.stdev([0.100, 0.102, 0.107]), "mean ± std between 3 processes"),
+        ([0.02, 0.02, 0.3], statistics.stdev([0.02, 0.02, 0.3]), "mean ± std between 3 processes"),
         ([0.1], 0.001, "mean ± std of the steps within one run"),
     ],
 )
@@ -29,7 +30,10 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, std,
     assert section.tables[0].caption.endswith(spread)
     # Whiskers are the interval between processes.
     (point,) = section.charts()[0].spec["data"]["values"]
-    assert point.get("high") == (pytest.approx(1e3 * row["step_high_s"]) if means[1:] else None)
+    ends = [row.get(f"step_{end}_s") for end in ("low", "high")]
+    assert [point.get("low"), point.get("high")] == [end if end is None else pytest.approx(1e3 * end) for end in ends]
+    assert (ends[0] is None) == (not means[1:])
+    assert (ends[0] or 0) >= 0
 
 
 def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(tmp_path):
@@ -101,6 +105,7 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
     assert (base["speedup"], faster["baseline"]) == (pytest.approx(1.0), "fp32 eager")
     assert (faster["speedup"], faster["memory_change_fraction"]) == pytest.approx((2.0, -0.25))
     assert faster["speedup_low"] < 2 < faster["speedup_high"]
+    assert (base["speedup_low"], base["speedup_high"]) == (None, None)
     # A step of twice as many tokens is twice as much work, so the speed-up is the ratio of the rates.
     by_tokens = rows_of(home, baseline="precision=32-true,batch=4")
     expected = pytest.approx(rows["bf16-mixed", 8]["tokens_per_s"] / base["tokens_per_s"])

@@ -79,3 +79,6 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, caps
     for name in ("step_s", "step_std_s", "tokens_per_s", "peak_bytes"):
         assert same[f"reference {same['gpu']}: {name}"] == same[name]
     assert other.get(f"reference {same['gpu']}: step_s") is None
+    assert "it has no figure" not in printed("report", mine, "--reference", theirs)
+    theirs.write_text(theirs.read_text().replace("32-true", "64-true"))
+    assert "reference    it has no figure of these configurations" in printed("report", mine, "--reference", theirs)

@@ -68,6 +68,9 @@ def test_every_number_of_a_record_is_a_column_with_its_unit():
         "phases.backward.lag.median_s": ("backward lag median", "ms"),
         "memory.phase_peak_allocated_bytes.forward": ("peak in forward", "GiB"),
         "window.skipped_count": ("skipped", ""),
+        "throughput.model_flops_per_s": ("model flops", "FLOP/s"),
+        "device_state.energy_j": ("energy", "J"),
+        "loss.last": ("last loss", "nat"),
     }
     columns = {name: catalogue.column(name) for name in headings}
     assert {name: (column.title, column.unit.word) for name, column in columns.items()} == headings

@@ -118,6 +118,14 @@ def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
     assert sorted(here.rglob("*")) == before
 
 
+def test_a_foreign_folder_that_names_nothing_to_run_has_no_list_announced(here, refused):
+    (here / "dl").mkdir()
+    (here / "dl" / "sweep.json").write_text(json.dumps({"file": {"matrix": {"data.batch_size": [1]}}}))
+    lines = refused("sweep", "dl").splitlines()
+    assert lines[0] == "lmbench: dl was not begun here by you, or was changed since"
+    assert len(lines) == 2
+
+
 def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch):
     folder = (tmp_path / "sim").rename(tmp_path / "moved")
 

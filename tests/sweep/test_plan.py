@@ -30,8 +30,9 @@ matrx: {a.b: [1]} | unknown field 'matrx'; allowed: base, matrix,
 {matrix: {a.b: [1]}, passes: [kernel]} | unknown pass 'kernel'; choose one of timing, sync, kernels, memory
 {include: [{pass: kernel}]} | choose one of timing, sync, kernels, memory
 {modes: [training]} | unknown mode 'training'; choose one of inference, forward
-{matrix: {measure.mode: [forward]}} | list `modes`
+{matrix: {measure.mode: [forward]}} | measure.mode is set by the sweep; list it under `modes`
 {matrix: {config: [smoke]}} | config is no axis; it belongs in base
+{base: {measure.run_id: a}, matrix: {data.batch_size: [2]}} | run_id is set by the sweep; leave it out
 {base: {measure.results_dir: x}, modes: [forward]} | --results_dir
 {sides: {../A: {}, B: {}}} | sides: unknown value '../A'; allowed: A, B
 {sides: {A: {environment: x}, B: {}}} | unknown environment 'x'

@@ -54,7 +54,7 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys, monkeypatch):
     assert f"{plain} -> {server.url}/team/lmbench/runs/{id_of(plain)}" in output.out
     damage, sending = output.err.splitlines()
     assert "damaged: run.json" in damage
-    assert sending == f"lmbench: sending 3 of the results to {server.url}"
+    assert sending == f"lmbench: results to send to {server.url}: 3"
 
     assert set(server.history) == {id_of(plain), id_of(filed), id_of(killed)}
     loaded, history = load_run(plain), server.history[id_of(plain)]
