@@ -38,6 +38,8 @@ from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
 YES, NO = "yes", "NO"
+#: Begins the lines on progress.
+_TITLE = "judge"
 #: The share of the budget that trainings may take.
 _TRAINING_SHARE = 0.4
 #: Relative differences of the first loss and the first gradient norm of a seed: of float32 in another order, and of
@@ -91,11 +93,14 @@ class Judge:
         comparison = self._measure(0.0)
         # A later round may have failed by accident, and is then left out.
         a, b = self._sides(self.path, 1)
-        doubts = "; ".join([*_worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
+        doubts = "; ".join([*worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
         good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
         self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
-        if comparison.cells and comparison.verdict != INVALID and not doubts:
-            curves = self._train(a[0], b[0], end_s - time.monotonic())
+        rest_s = end_s - time.monotonic()
+        if comparison.cells and comparison.verdict != INVALID and not doubts and rest_s <= 0:
+            self.parts["trains the same"] = Decision(UNDECIDED, "the budget ended before the trainings")
+        elif comparison.cells and comparison.verdict != INVALID and not doubts:
+            curves = self._train(a[0], b[0], rest_s)
             self.parts["trains the same"] = _training(*curves)
             self.parts["numerics"] = _numerics(*curves)
             if self.parts["trains the same"].word != NO:
@@ -103,9 +108,8 @@ class Judge:
         return comparison
 
     def _measure(self, budget_s: float) -> Comparison:
-        return Rounds(
-            self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits, is_part=True
-        ).measure()
+        rounds = Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits, title=_TITLE)
+        return rounds.measure()
 
     @staticmethod
     def _sides(path: Path, rounds: int | None = None) -> list[list[StoredRun]]:
@@ -128,7 +132,7 @@ class Judge:
         pace = replace(self._limits, window_options=lambda seed: [f"--seed_everything={seed}"])
         # Losses do not depend on the server, and rounds that time the steps need those that start meanwhile.
         self._executor.is_lasting = True
-        Sweep(make_plan(path.name, file), path, "judge", pace=pace).carry_out()
+        Sweep(make_plan(path.name, file), path, _TITLE, pace=pace).carry_out()
         self._executor.is_lasting = False
         return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
 
@@ -145,7 +149,7 @@ class Judge:
         elif cell.metrics and speed == UNDECIDED:
             ratio = cell.metrics[0].ratio
             needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
-            reason += f"; near a tie: about {max(1, needed - ratio.n_a)} more rounds"
+            reason += f"; about {max(1, needed - ratio.n_a)} more rounds if it stays so"
         self.parts["speed"] = Decision(speed, reason)
         peaks = {figure.name: figure for figure in cell.metrics}
         if peak := peaks.get("run_peak_reserved_bytes") or peaks.get("host_peak_rss_bytes"):
@@ -176,14 +180,14 @@ def _numerics(a: Curves, b: Curves) -> Decision:
     return Decision([*words, "other"][0], f"first losses of a seed differ by {loss}, first gradient norms by {norm}")
 
 
-def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
+def worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
     """The guards on a step's work that fail on a side, or that B passes worse than A."""
     ranks = {guard.name: (guard.status != "pass", guard.value or 0.0) for guard in a.record.guards}
     for side, run in (("A", a), ("B", b)):
         for guard in (guard for guard in run.record.guards if guard.name in _WORK_GUARDS):
             rank = guard.status != "pass", guard.value or 0.0
             if guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank)):
-                yield f"{side}: {guard.message or f'{guard.name} is {guard.status}'}"
+                yield f"{side}: {guard.message or f'guard {guard.name} is {guard.status}, which passes on A'}"
 
 
 def other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:
