@@ -18,6 +18,7 @@ import numpy as np
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
 from lmbench.campaign.trainings import affordable_steps, training_options
+from lmbench.compare.comparability import differences_within
 from lmbench.compare.comparison import EXIT_CODES, INVALID, UNDECIDED, Comparison, Decision
 from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import by_round, read_side
@@ -100,8 +101,12 @@ class Judge:
         if comparison.cells and comparison.verdict != INVALID and not doubts and rest_s <= 0:
             self.parts["trains the same"] = Decision(UNDECIDED, "the budget ended before the trainings")
         elif comparison.cells and comparison.verdict != INVALID and not doubts:
-            curves = self._train(a[0], b[0], rest_s)
-            self.parts["trains the same"] = _training(*curves)
+            trainings = self._train(a[0], b[0], rest_s)
+            curves = [curves_of(dict(enumerate(runs))) for runs in trainings]
+            pairs = zip("AB", (a[0], b[0]), trainings, strict=True)
+            edits = [f"{side}: {edit}" for side, run, runs in pairs for edit in differences_within([run, *runs], ())]
+            why = f"trainings and rounds ran other code: {'; '.join(edits)}"
+            self.parts["trains the same"] = Decision(NO, why) if edits else _training(*curves)
             self.parts["numerics"] = _numerics(*curves)
             if self.parts["trains the same"].word != NO:
                 comparison = self._measure(max(0.0, end_s - time.monotonic()))
@@ -121,8 +126,8 @@ class Judge:
                 raise UsageError(f"{run.path} ended with {run.outcome}: {message}")
         return sides
 
-    def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[Curves]:
-        """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' curves."""
+    def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[list[StoredRun]]:
+        """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' trainings."""
         data, steps = a.record.data, affordable_steps((a.record, b.record), _TRAINING_SHARE * budget_s)
         is_random = data.source == "random" and str(data.name).startswith("lmbench.")
         options = training_options(max(MIN_STEPS, steps), is_random=is_random)
@@ -134,7 +139,7 @@ class Judge:
         self._executor.is_lasting = True
         Sweep(make_plan(path.name, file), path, _TITLE, pace=pace).carry_out()
         self._executor.is_lasting = False
-        return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
+        return self._sides(path)
 
     def _conclude(self, comparison: Comparison) -> str:
         """Add the parts of speed and memory; returns the verdict."""

@@ -112,7 +112,7 @@ def _tables(comparison: Comparison) -> list[Table]:
         if figure.finding not in (SAME, UNDECIDED, INVALID)
     ]
     family = f"verdicts after Holm's correction over {comparison.family} cells"
-    caption = "only what changed, after Holm's correction over all cells; --json has all"
+    caption = "only what changed, after Holm's correction over all cells; --format json has all"
     return [
         Table("cells", "Step time", [name, *_FIGURES], steps, f"geometric means over processes; {family}"),
         Table("changes", "Phases and memory", [name, Column("figure"), *_FIGURES], changes, caption),

@@ -57,6 +57,21 @@ def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_p
     assert not Path(f"{judgement['runs']}-training").exists()
 
 
+def test_trainings_of_a_tree_that_was_edited_since_the_rounds_prove_nothing(tmp_path):
+    class Edited(WarmForks):
+        def claim(self, record, name, scale):
+            super().claim(record, name, scale)
+            # Only trainings record gradient norms.
+            digest = "after" if record["config"]["measure"]["gradient_norm"] else "before"
+            record["environment"]["code"]["project"].update(commit="c", is_dirty=True, changes_digest=digest)
+
+    judgement = judge("linear by hand", -0.1, tmp_path, servers=Edited)
+    assert judgement["exit_code"] == 12
+    training = judgement["parts"]["trains the same"]
+    assert training["word"] == "NO"
+    assert "ran other code: A: environment.code.project.changes_digest is after or before; B:" in training["reason"]
+
+
 @pytest.mark.parametrize(("cut", "doubts"), [(0, []), (10, ["B has -2.94 % tokens a step"])])
 def test_windows_of_other_lengths_over_batches_of_other_lengths_are_the_same_work(cut, doubts, tmp_path):
     runs = []
