@@ -158,7 +158,7 @@ class Judge:
         self.parts["speed"] = Decision(speed, reason)
         peaks = {figure.name: figure for figure in cell.metrics}
         if peak := peaks.get("run_peak_reserved_bytes") or peaks.get("host_peak_rss_bytes"):
-            self.parts["memory"] = Decision(peak.finding, f"{peak.title}: {peak.reason}")
+            self.parts["memory"] = Decision(peak.finding, f"{peak.title}: {peak.reason or cell.reasons[0]}")
         if NO in words:
             return INVALID
         is_open = UNDECIDED in words and EXIT_CODES[speed] == ExitCode.OK

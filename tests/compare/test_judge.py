@@ -57,19 +57,38 @@ def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_p
     assert not Path(f"{judgement['runs']}-training").exists()
 
 
-def test_trainings_of_a_tree_that_was_edited_since_the_rounds_prove_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("is_training", "part", "word", "reason"),
+    [
+        (
+            True,
+            "trains the same",
+            "NO",
+            "ran other code: A: environment.code.project.changes_digest is after or before; B:",
+        ),
+        (
+            False,
+            "memory",
+            "invalid",
+            "host peak: runs of A are not repeats of one thing: environment.code.project.changes",
+        ),
+    ],
+)
+def test_a_tree_that_is_edited_between_rounds_or_before_the_trainings_is_refused(
+    is_training, part, word, reason, tmp_path
+):
     class Edited(WarmForks):
         def claim(self, record, name, scale):
             super().claim(record, name, scale)
             # Only trainings record gradient norms.
-            digest = "after" if record["config"]["measure"]["gradient_norm"] else "before"
+            does_train = record["config"]["measure"]["gradient_norm"]
+            is_later = does_train if is_training else not does_train and not name.endswith("-r0")
+            digest = "after" if is_later else "before"
             record["environment"]["code"]["project"].update(commit="c", is_dirty=True, changes_digest=digest)
 
     judgement = judge("linear by hand", -0.1, tmp_path, servers=Edited)
-    assert judgement["exit_code"] == 12
-    training = judgement["parts"]["trains the same"]
-    assert training["word"] == "NO"
-    assert "ran other code: A: environment.code.project.changes_digest is after or before; B:" in training["reason"]
+    assert (judgement["exit_code"], judgement["parts"][part]["word"]) == (12, word)
+    assert reason in judgement["parts"][part]["reason"]
 
 
 @pytest.mark.parametrize(("cut", "doubts"), [(0, []), (10, ["B has -2.94 % tokens a step"])])
