@@ -125,7 +125,7 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     step_s = noisy(0.005, seed=5)
     servers = compare_run(step_s, "a.yaml", "--name=c", "--budget=0.001s")
     assert (servers.code, servers.started) == (11, ["A0", "B0"])
-    assert "in rounds until the verdict stands; the runs are in results/c " in servers.err
+    assert "two sides in turn, at most 200 rounds; the runs are in results/c " in servers.err
     # The command that goes on has the time of the line above it.
     assert re.search(
         r"\+2 % takes at least 6 rounds: [\d.]+ s more lmbench: compare: go on: lmbench compare --run results/c "
