@@ -141,8 +141,8 @@ def names_file(text: str | Path) -> bool:
 
 
 def short_digest(text: str, digits: int = 8) -> str:
-    """The first hexadecimal digits of a text's SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+    """The first hexadecimal digits of a text's SHA-256; bytes that were no UTF-8 are surrogates in it."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:digits]
 
 
 def cache_folder() -> Path:

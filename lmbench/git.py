@@ -28,7 +28,8 @@ def git(folder: Path, *words: str, problem: str, timeout_s: float = _TIMEOUT_S) 
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{problem}: git: {error}") from error
     if process.returncode:
-        raise UsageError(f"{problem} ({' '.join(process.stderr.split())})")
+        message = " ".join(process.stderr.split())
+        raise UsageError(f"{problem} ({message})" if message else problem)
     return process.stdout.strip()
 
 

@@ -130,7 +130,7 @@ class Bisection:
             others = {option: value for option, value in self.options.items() if option != CONFIG}
             file = two_sides(configs, others, sides)
         budget_s = max(1.0, self._ends_s - time.monotonic())
-        return Rounds(path, file, self.tolerance, budget_s, more=more, is_part=True)
+        return Rounds(path, file, self.tolerance, budget_s, more=more, title="bisect")
 
     def _read(self, suspect: Suspect) -> list[float]:
         """The differences of the rounds that were measured earlier."""

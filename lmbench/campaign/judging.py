@@ -18,6 +18,7 @@ import numpy as np
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
 from lmbench.campaign.trainings import affordable_steps, training_options
+from lmbench.compare.comparability import differences_within
 from lmbench.compare.comparison import EXIT_CODES, INVALID, UNDECIDED, Comparison, Decision
 from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import by_round, read_side
@@ -38,6 +39,8 @@ from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
 YES, NO = "yes", "NO"
+#: Begins the lines on progress.
+_TITLE = "judge"
 #: The share of the budget that trainings may take.
 _TRAINING_SHARE = 0.4
 #: Relative differences of the first loss and the first gradient norm of a seed: of float32 in another order, and of
@@ -91,21 +94,27 @@ class Judge:
         comparison = self._measure(0.0)
         # A later round may have failed by accident, and is then left out.
         a, b = self._sides(self.path, 1)
-        doubts = "; ".join([*_worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
+        doubts = "; ".join([*worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
         good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
         self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
-        if comparison.cells and comparison.verdict != INVALID and not doubts:
-            curves = self._train(a[0], b[0], end_s - time.monotonic())
-            self.parts["trains the same"] = _training(*curves)
+        rest_s = end_s - time.monotonic()
+        if comparison.cells and comparison.verdict != INVALID and not doubts and rest_s <= 0:
+            self.parts["trains the same"] = Decision(UNDECIDED, "the budget ended before the trainings")
+        elif comparison.cells and comparison.verdict != INVALID and not doubts:
+            trainings = self._train(a[0], b[0], rest_s)
+            curves = [curves_of(dict(enumerate(runs))) for runs in trainings]
+            pairs = zip("AB", (a[0], b[0]), trainings, strict=True)
+            edits = [f"{side}: {edit}" for side, run, runs in pairs for edit in differences_within([run, *runs], ())]
+            why = f"trainings and rounds ran other code: {'; '.join(edits)}"
+            self.parts["trains the same"] = Decision(NO, why) if edits else _training(*curves)
             self.parts["numerics"] = _numerics(*curves)
             if self.parts["trains the same"].word != NO:
                 comparison = self._measure(max(0.0, end_s - time.monotonic()))
         return comparison
 
     def _measure(self, budget_s: float) -> Comparison:
-        return Rounds(
-            self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits, is_part=True
-        ).measure()
+        rounds = Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits, title=_TITLE)
+        return rounds.measure()
 
     @staticmethod
     def _sides(path: Path, rounds: int | None = None) -> list[list[StoredRun]]:
@@ -117,8 +126,8 @@ class Judge:
                 raise UsageError(f"{run.path} ended with {run.outcome}: {message}")
         return sides
 
-    def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[Curves]:
-        """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' curves."""
+    def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[list[StoredRun]]:
+        """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' trainings."""
         data, steps = a.record.data, affordable_steps((a.record, b.record), _TRAINING_SHARE * budget_s)
         is_random = data.source == "random" and str(data.name).startswith("lmbench.")
         options = training_options(max(MIN_STEPS, steps), is_random=is_random)
@@ -128,9 +137,9 @@ class Judge:
         pace = replace(self._limits, window_options=lambda seed: [f"--seed_everything={seed}"])
         # Losses do not depend on the server, and rounds that time the steps need those that start meanwhile.
         self._executor.is_lasting = True
-        Sweep(make_plan(path.name, file), path, "judge", pace=pace).carry_out()
+        Sweep(make_plan(path.name, file), path, _TITLE, pace=pace).carry_out()
         self._executor.is_lasting = False
-        return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
+        return self._sides(path)
 
     def _conclude(self, comparison: Comparison) -> str:
         """Add the parts of speed and memory; returns the verdict."""
@@ -145,11 +154,11 @@ class Judge:
         elif cell.metrics and speed == UNDECIDED:
             ratio = cell.metrics[0].ratio
             needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
-            reason += f"; near a tie: about {max(1, needed - ratio.n_a)} more rounds"
+            reason += f"; about {max(1, needed - ratio.n_a)} more rounds if it stays so"
         self.parts["speed"] = Decision(speed, reason)
         peaks = {figure.name: figure for figure in cell.metrics}
         if peak := peaks.get("run_peak_reserved_bytes") or peaks.get("host_peak_rss_bytes"):
-            self.parts["memory"] = Decision(peak.finding, f"{peak.title}: {peak.reason}")
+            self.parts["memory"] = Decision(peak.finding, f"{peak.title}: {peak.reason or cell.reasons[0]}")
         if NO in words:
             return INVALID
         is_open = UNDECIDED in words and EXIT_CODES[speed] == ExitCode.OK
@@ -176,14 +185,14 @@ def _numerics(a: Curves, b: Curves) -> Decision:
     return Decision([*words, "other"][0], f"first losses of a seed differ by {loss}, first gradient norms by {norm}")
 
 
-def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
+def worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
     """The guards on a step's work that fail on a side, or that B passes worse than A."""
     ranks = {guard.name: (guard.status != "pass", guard.value or 0.0) for guard in a.record.guards}
     for side, run in (("A", a), ("B", b)):
         for guard in (guard for guard in run.record.guards if guard.name in _WORK_GUARDS):
             rank = guard.status != "pass", guard.value or 0.0
             if guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank)):
-                yield f"{side}: {guard.message or f'{guard.name} is {guard.status}'}"
+                yield f"{side}: {guard.message or f'guard {guard.name} is {guard.status}, which passes on A'}"
 
 
 def other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:

@@ -31,6 +31,8 @@ _FIRST_WINDOW_S, _BUSY_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 4.0, 6, 30
 _PLANNED_ROUNDS, _LEAST_LEFT = 8, 4
 #: Without a given budget, comparisons may take this many times the rounds that a change of the gate's size takes.
 _AUTO_FACTOR = 1.5
+#: The title of rounds that are a command of their own.
+COMPARE = "compare"
 #: Longer budgets are told in minutes.
 _MOST_TOLD_IN_S = 120.0
 
@@ -49,8 +51,9 @@ class Rounds:
         limits: limits of single runs, and their compile cache.
         more: rounds to measure beside those that were measured before, whatever the verdict; None measures until it
             stands.
-        is_part: the rounds are a part of a command whose budget is for more than them.
+        title: the command, which begins the lines on progress. The budget of any but `compare` is for more than rounds.
         advice: a sentence on the rounds and the time that are needed, after the first round.
+        more_s: that time.
     """
 
     path: Path
@@ -61,14 +64,15 @@ class Rounds:
     engine: Engine | None = None
     limits: Pace = field(default_factory=Pace)
     more: int | None = None
-    is_part: bool = False
+    title: str = COMPARE
     advice: str = ""
+    more_s: float = 0.0
 
     def __post_init__(self) -> None:
         plan = make_plan(self.path.name, self.file)
         is_enough = self._is_enough if self.more is None else self._has_more
         pace = replace(self.limits, is_enough=is_enough, window_options=self._window_options)
-        self._sweep = Sweep(plan, self.path, pace=pace, engine=self.engine)
+        self._sweep = Sweep(plan, self.path, self.title, pace=pace, engine=self.engine)
         self._began_s = time.monotonic()
         # None until the first round that is measured now.
         self._round_began_s: float | None = None
@@ -106,43 +110,44 @@ class Rounds:
         elapsed_s, round_s = now_s - self._began_s, 0.0
         if self._round_began_s is not None:
             round_s, self._round_began_s = now_s - self._round_began_s, now_s
+        # The last round ends half a round before the end of the budget at most, and half a round after it.
+        is_over = elapsed_s + round_s / 2 > self.budget_s
         cell = comparison.cells[0] if comparison.cells else None
         reason = cell.reasons[0] if cell else "no run counts"
         self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
         if cell is None or comparison.verdict == INVALID:
             # A round whose sides ran on two hosts is no pair, but the next one is.
             runs = (*comparison.a.runs, *comparison.b.runs)
-            return cell is not None or any(run.outcome != "ok" for run in runs)
+            return is_over or cell is not None or any(run.outcome != "ok" for run in runs)
         if not cell.metrics:
             # A run with outcome ok was left out for a failed guard. That may be an accident, so measure again.
             left_out = (*cell.left_out_a, *cell.left_out_b)
-            return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
+            return is_over or rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         if comparison.verdict != UNDECIDED:
             return True
         # Rounds that were kept from before took no time now, and tell nothing about the rest.
         if round_s:
             is_first = not self.advice
-            self.advice = self._advise(cell, round_s, elapsed_s)
+            self._advise(cell, round_s)
             if is_first:
-                self._sweep.progress.keep(self.advice)
+                is_alone = self.title == COMPARE
+                whole = f", --budget {budget_text(elapsed_s + self.more_s)}" if is_alone else ""
+                self._sweep.progress.keep(f"{self.advice}{whole}")
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
         if self.budget_s == math.inf:
             enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
             return len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
-        # The last round ends half a round before the end of the budget at most, and half a round after it.
-        return elapsed_s + round_s / 2 > self.budget_s
+        return is_over
 
-    def _advise(self, cell: CellComparison, round_s: float, elapsed_s: float) -> str:
-        """A sentence on the rounds, the time and the budget that a change of twice the tolerance takes."""
+    def _advise(self, cell: CellComparison, round_s: float) -> None:
+        """Work out the time that a change of twice the tolerance takes, and the sentence on it."""
         change = 2 * self.tolerance
         needed = rounds_until(change, cell.round_std or 0.0)
-        more_s = max(1, needed - len(cell.used_a)) * round_s
+        self.more_s = max(1, needed - len(cell.used_a)) * round_s
         about = "about" if cell.round_std else "at least"
-        total_s = elapsed_s + more_s
-        budget = f"{math.ceil(total_s)}s" if total_s < _MOST_TOLD_IN_S else f"{math.ceil(total_s / 60)}m"
-        return (
+        self.advice = (
             f"a round takes {duration(round_s)}; +{percent_short(change)} takes {about} {needed} rounds: "
-            f"{duration(more_s)} more{'' if self.is_part else f', --budget {budget}'}"
+            f"{duration(self.more_s)} more"
         )
 
     def _lengthen_window(self, cell: CellComparison, round_s: float, rest_s: float) -> None:
@@ -168,3 +173,8 @@ class Rounds:
         if not self._sets_window:
             return []
         return [f"--{name}={value:g}" for name, value in zip(WINDOW, (self._window_s, _WINDOW_STEPS), strict=True)]
+
+
+def budget_text(time_s: float) -> str:
+    """A time as a word for `--budget`, rounded up."""
+    return f"{math.ceil(time_s)}s" if time_s < _MOST_TOLD_IN_S else f"{math.ceil(time_s / 60)}m"

@@ -102,7 +102,8 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
         UsageError: a configuration, an option or a revision does not exist or cannot be understood.
     """
     if len(configs) not in (1, 2):
-        raise UsageError(f"compare --run takes one or two configurations, A and B; {len(configs)} given")
+        example = "smoke smoke@model.attention=naive"
+        raise UsageError(f"give one or two configurations, A and B, such as `{example}`; {len(configs)} given")
     pairs = options.variable or []
     for variable in filter(is_secret, (variable for variable, *_ in pairs)):
         raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")

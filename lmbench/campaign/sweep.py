@@ -85,7 +85,7 @@ class Sweep:
             # Made before the check, which uses the servers of its first round.
             execution = Execution(self._rows, executor, self._predict_largest, self.pace)
             if not is_dry:
-                self.progress.announce(announcement(self.plan))
+                self.progress.announce(f"{announcement(self.plan)}; the runs are in {self.path}")
             if self.is_checked:
                 execution.check(self.places)
             if is_dry:

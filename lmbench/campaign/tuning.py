@@ -376,7 +376,7 @@ class Stages:
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * LEAST_ROUNDS * statistics.fmean(self.costs_s("finals-*") or [0.0])
-        rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT), is_part=True)
+        rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT), title="tune")
         try:
             if rest_s > least_s:
                 comparison = rounds.measure()

@@ -84,8 +84,8 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
 def _measured(
     results: Sequence[str], tolerance: float, about: Sequence[str], sides: SideOptions, options: Options
 ) -> Answer:
-    """The answer of --run, after a line on where the runs are, and one that goes on where the verdict is open."""
-    from lmbench.campaign.rounds import Rounds
+    """The answer of --run, after a command that goes on where the verdict is open."""
+    from lmbench.campaign.rounds import Rounds, budget_text
     from lmbench.compare.answer import comparison_answer
     from lmbench.compare.comparison import UNDECIDED
     from lmbench.sweep.tasks import make_engine
@@ -94,12 +94,11 @@ def _measured(
     path, file = find_sides(results, options, sides, is_elsewhere=engine is not None)
     rounds = Rounds(path, file, tolerance, read_budget_of_rounds(sides.budget), about, engine)
     comparison = rounds.measure()
-    tell(f"compare: the runs are in {path}")
     if comparison.verdict == UNDECIDED:
         if rounds.advice:
             tell(f"compare: {rounds.advice}")
         again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%"]
-        again += ["--budget", sides.budget or "10m"]
+        again += ["--budget", budget_text(rounds.more_s) if rounds.advice else sides.budget or "10m"]
         tell(f"compare: go on: {shlex.join(again)}")
     return comparison_answer(comparison)
 

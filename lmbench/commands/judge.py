@@ -10,6 +10,7 @@ from lmbench.errors import UsageError
 from lmbench.report.answer import Answer, Line
 from lmbench.report.render import Output, give
 from lmbench.standard_output import write_result
+from lmbench.sweep.file import ENVIRONMENT
 
 
 def judge(
@@ -38,6 +39,9 @@ def judge(
     from lmbench.compare.comparison import EXIT_CODES
 
     path, file = find_sides(sides, read_options(settings), options, is_elsewhere=False)
+    a, b = ({**side, ENVIRONMENT: file.environments.get(str(side.get(ENVIRONMENT)))} for side in file.sides.values())
+    if len(sides) == 1 and a == b:
+        raise UsageError(f"A and B are both {sides[0]}; give {sides[0]}@NAME=VALUE for B, or --revision REVISION .")
     judgement = Judge(path, file, read_gate(gate), read_budget_of_rounds(options.budget), about or [])
     verdict, comparison = judgement.judge()
     code = EXIT_CODES[verdict]

@@ -114,7 +114,7 @@ def _tables(comparison: Comparison) -> list[Table]:
     means = "geometric means over processes"
     if comparison.family > 1:
         means += f"; verdicts after Holm's correction over {comparison.family} cells"
-    caption = "only what changed, after Holm's correction over all cells; --json has all"
+    caption = "only what changed, after Holm's correction over all cells; --format json has all"
     return [
         Table("cells", "Step time", [name, *_FIGURES], steps, means),
         Table("changes", "Phases and memory", [name, Column("figure"), *_FIGURES], changes, caption),

@@ -203,7 +203,8 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
             f"A and B have no cell in common: A has {len(only_a)} (such as {only_a[0]!r}), B {len(only_b)} (such as "
             f"{only_b[0]!r}); give one cell each, or pick cells with FOLDER@AXIS=VALUE"
         )
-    judged = [cell for cell in cells if cell.used_a or cell.used_b]
+    # Guards that failed in many rounds of both sides leave no run, and are a verdict.
+    judged = [cell for cell in cells if cell.used_a or cell.used_b or cell.verdict == INVALID]
     neither = [{"name": cell.name, "reason": "; ".join(cell.reasons)} for cell in cells if cell not in judged]
     family = _judge(judged, tolerance)
     return Comparison(side_a, side_b, tolerance, about, judged, only_a, only_b, neither, family)

@@ -13,6 +13,7 @@ import torch
 
 from lmbench import version
 from lmbench.device import device_of
+from lmbench.files import short_digest
 from lmbench.git import git_output
 from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
@@ -85,13 +86,13 @@ def _or_none(read: Callable[[], T]) -> T | None:
 
 
 def git_state(folder: Path, holds: str | None = None) -> Revision:
-    """The commit of a folder's repository, and whether tracked files differ from it.
+    """The commit of a folder's repository, whether tracked files differ from it, and a digest of the differences.
 
-    Both are None without git or a repository.
+    All are None without git or a repository.
 
     Args:
         folder: a folder in the repository.
-        holds: a file of the folder. If the repository does not track it, both are None too: a package that is installed
+        holds: a file of the folder. If the repository does not track it, all are None too: a package that is installed
             below a project is not part of the project.
     """
     if holds is not None and git_output(folder, "ls-files", "--error-unmatch", holds) is None:
@@ -101,4 +102,8 @@ def git_state(folder: Path, holds: str | None = None) -> Revision:
     if state is None:
         return Revision()
     commit, _, dirty = state.partition("-")
-    return Revision(commit, bool(dirty))
+    if not dirty:
+        return Revision(commit, False)
+    # Two runs of an edited tree are runs of one code only if the edits are the same.
+    changes = git_output(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD")
+    return Revision(commit, True, None if changes is None else short_digest(changes))

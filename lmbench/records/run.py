@@ -69,6 +69,7 @@ class Revision:
 
     commit: Text = about("Git commit of the folder's repository; null without one.")
     is_dirty: Flag = about("Whether tracked files differ from the commit.")
+    changes_digest: Text = about("Digest of the tracked files' differences from the commit; null without any.")
 
 
 @record

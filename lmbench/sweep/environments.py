@@ -104,7 +104,8 @@ def resolve_revision(revision: str) -> tuple[Path, str]:
     here = Path.cwd()
     root = Path(git(here, "rev-parse", "--show-toplevel", problem=f"{str(here)!r} is in no git repository"))
     names = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
-    return root, git(root, *names, problem=f"{revision!r} is no revision of {root}")
+    problem = f"{revision!r} is no revision of {root}; `git log --all` lists them"
+    return root, git(root, *names, problem=problem)
 
 
 def commits_between(good: str, bad: str) -> list[str]:

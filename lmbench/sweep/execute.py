@@ -217,7 +217,9 @@ class Execution:
                 self.folder.clear(job, self.rows.progress.keep)
             records = self._measure(jobs)
             if len(jobs) > 1 and any(_is_crowded(record, jobs[0].repeat) for record in records):
-                self.rows.progress.keep("both sides do not run together: they are measured one by one")
+                crowded = next(record for record in records if _is_crowded(record, jobs[0].repeat))
+                why = (crowded.error and crowded.error.message) or "the allocator had to empty its cache"
+                self.rows.progress.keep(f"both sides do not run together ({why}): they are measured one by one")
                 self._fits_together = False
                 for job in jobs:
                     self.folder.clear(job, self.rows.progress.keep)
@@ -230,7 +232,7 @@ class Execution:
                 self._note_cache(job, record)
         except OSError as error:
             names = " and ".join(job.name for job in jobs)
-            raise SweepHalted(f"{names} cannot be run: {error}; mend that, and start the sweep again") from error
+            raise SweepHalted(f"{names} cannot be run: {error}; mend that, and go on with the same folder") from error
         return records[0]
 
     def _note_cache(self, job: Job, record: RunRecord) -> RunRecord:

@@ -64,7 +64,7 @@ class SweepProgress(Task):
 def announcement(plan: Plan) -> str:
     """How many runs a sweep takes and for how long, as far as that is known before the first run."""
     if plan.file.sides:
-        return "two sides in turn, in rounds until the verdict stands"
+        return f"two sides in turn, at most {plan.file.repeats} rounds"
     if (spec := plan.file.largest) is not None:
         return f"cells: {len(plan.cells)}, each tried with one {spec.option} after the other until the largest fits"
     return (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 from pathlib import Path
 
 import pytest
+from comparison_runs import make_run
 from simulated_cells import MeasuredServers
 from tables import flat
 
@@ -122,12 +125,31 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     step_s = noisy(0.005, seed=5)
     servers = compare_run(step_s, "a.yaml", "--name=c", "--budget=0.001s")
     assert (servers.code, servers.started) == (11, ["A0", "B0"])
-    assert "go on: lmbench compare --run results/c --gate 1% --budget 0.001s" in servers.err
-    assert "+2 % takes at least 6 rounds: " in servers.err
+    assert "two sides in turn, at most 200 rounds; the runs are in results/c " in servers.err
+    # The command that goes on has the time of the line above it.
+    assert re.search(
+        r"\+2 % takes at least 6 rounds: [\d.]+ s more lmbench: compare: go on: lmbench compare --run results/c "
+        r"--gate 1% --budget [1-9]\d*s$",
+        servers.err.strip(),
+    )
     continued = compare_run(step_s, "results/c", "--gate=3%")
     assert (continued.code, continued.started[:3]) == (0, ["B1", "A1", "A2"])
     nothing = compare_run(step_s, "results/c", "--gate=3%")
     assert (nothing.code, nothing.started) == (0, [])
+
+
+def test_a_round_whose_guard_failed_is_measured_again_within_the_budget_alone(compare_run, monkeypatch):
+    guards = [{"name": "clocks", "status": "fail", "message": "patched"}]
+    monkeypatch.setattr("simulated_cells.make_run", functools.partial(make_run, guards=guards))
+    once = compare_run(noisy(), "a.yaml", "--budget=0.001s")
+    assert (once.code, len(once.started)) == (11, 2)
+    # Both sides fail here, as where the project itself patches a clock.
+    thrice = compare_run(noisy(), "a.yaml", "--name=d")
+    assert (thrice.code, len(thrice.started)) == (12, 6)
+    assert (
+        "INVALID: guard clocks failed in 3 of 3 runs of A: patched guard clocks failed in 3 of 3 runs of B"
+        in thrice.out
+    )
 
 
 def test_an_automatic_budget_lasts_as_long_as_the_gate_needs(compare_run):

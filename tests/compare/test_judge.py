@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import warm_server
 from planted_judgements import Forks, judge
 from runs import make_record, write_run
 
-from lmbench.campaign.judging import other_work
+from lmbench.campaign.judging import other_work, worse_guards
 from lmbench.instruments.originals import replaced_functions
 from lmbench.records.load import load_run
 
@@ -40,9 +42,53 @@ def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, co
     if code == 12:
         assert (judgement["verdict"], parts[part]["word"]) == ("invalid", "NO")
         assert parts["speed"]["reason"].startswith("not measured further")
+        assert len([*Path(judgement["runs"], "runs").iterdir()]) == 2
     else:
         assert [parts[name]["word"] for name in ("plausible", "trains the same", "numerics")] == ["yes", "yes", "same"]
         assert judgement["step"]["ratio"]["low"] < 1 + effect < judgement["step"]["ratio"]["high"]
+
+
+def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_path, capfd):
+    judgement = judge("linear by hand", -0.1, tmp_path, servers=WarmForks, budget="0.001s")
+    assert (judgement["verdict"], judgement["exit_code"]) == ("undecided", 11)
+    training, speed = (judgement["parts"][name] for name in ("trains the same", "speed"))
+    assert training == {"word": "undecided", "reason": "the budget ended before the trainings"}
+    assert re.search(r"a change 6 \([+-][\d.]+ % so far\); about \d+ more rounds if it stays so$", speed["reason"])
+    assert not Path(f"{judgement['runs']}-training").exists()
+
+
+@pytest.mark.parametrize(
+    ("is_training", "part", "word", "reason"),
+    [
+        (
+            True,
+            "trains the same",
+            "NO",
+            "ran other code: A: environment.code.project.changes_digest is after or before; B:",
+        ),
+        (
+            False,
+            "memory",
+            "invalid",
+            "host peak: runs of A are not repeats of one thing: environment.code.project.changes",
+        ),
+    ],
+)
+def test_a_tree_that_is_edited_between_rounds_or_before_the_trainings_is_refused(
+    is_training, part, word, reason, tmp_path
+):
+    class Edited(WarmForks):
+        def claim(self, record, name, scale):
+            super().claim(record, name, scale)
+            # Only trainings record gradient norms.
+            does_train = record["config"]["measure"]["gradient_norm"]
+            is_later = does_train if is_training else not does_train and not name.endswith("-r0")
+            digest = "after" if is_later else "before"
+            record["environment"]["code"]["project"].update(commit="c", is_dirty=True, changes_digest=digest)
+
+    judgement = judge("linear by hand", -0.1, tmp_path, servers=Edited)
+    assert (judgement["exit_code"], judgement["parts"][part]["word"]) == (12, word)
+    assert reason in judgement["parts"][part]["reason"]
 
 
 @pytest.mark.parametrize(("cut", "doubts"), [(0, []), (10, ["B has -2.94 % tokens a step"])])
@@ -55,6 +101,15 @@ def test_windows_of_other_lengths_over_batches_of_other_lengths_are_the_same_wor
         path.write_text("".join(json.dumps(line | {"tokens": 300 + 10 * line["step"] - less}) + "\n" for line in lines))
         runs.append(load_run(tmp_path / name))
     assert [*other_work(*runs)] == doubts
+
+
+def test_a_guard_that_checks_nothing_on_b_and_passes_on_a_is_named(tmp_path):
+    runs = []
+    for name, status in (("a", "pass"), ("b", "n/a")):
+        guards = [{"name": guard, "status": status} for guard in ("trained", "spread")]
+        write_run(tmp_path / name, make_record({"guards": guards}), 3)
+        runs.append(load_run(tmp_path / name))
+    assert [*worse_guards(*runs)] == ["B: guard trained is n/a, which passes on A"]
 
 
 @pytest.mark.parametrize(

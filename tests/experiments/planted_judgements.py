@@ -99,7 +99,7 @@ class Forks(SimulatedServers):
             os._exit(code)
 
 
-def judge(change, effect, folder, seed=0, servers=Forks):
+def judge(change, effect, folder, seed=0, servers=Forks, budget="10m"):
     """The judgement on a change, as its JSON."""
     base = Path(folder, "base.yaml")
     base.write_text(
@@ -107,7 +107,7 @@ def judge(change, effect, folder, seed=0, servers=Forks):
         "steps: 20, min_window_s: 0}\nwandb: {mode: disabled}\n"
     )
     out, err = io.StringIO(), io.StringIO()
-    words = [str(base), f"{base}@model.change={change}", "--budget", "10m", "--results_dir", str(folder)]
+    words = [str(base), f"{base}@model.change={change}", "--budget", budget, "--results_dir", str(folder)]
     with (
         mock.patch("lmbench.campaign.trainings.MOST_STEPS", STEPS),
         mock.patch("secrets.randbits", return_value=seed),

@@ -85,12 +85,16 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
     (path / "results.json").write_text("{}")
     assert git_state(path) == Revision(commit, False)
     (path / "code.py").write_text("a = 2\n")
-    assert git_state(path) == Revision(commit, True)
+    edited = git_state(path)
+    assert (edited.commit, edited.is_dirty) == (commit, True)
+    assert edited == git_state(path)
+    (path / "code.py").write_bytes(b"# caf\xe9\n")
+    assert git_state(path) not in (edited, Revision(commit, True))
     # A package that is installed below a project is not part of the project's commit.
     site = path / ".venv" / "site-packages" / "lmbench"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("")
-    assert git_state(site, holds="__init__.py") == Revision(None, None)
+    assert git_state(site, holds="__init__.py") == Revision()
     assert git_state(path, holds="code.py").commit == commit
 
 

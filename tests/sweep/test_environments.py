@@ -61,7 +61,7 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
         assert f"revision {number}" in origin_of(environment, "mine").read_text()
         assert environment.spec.revision == git("rev-parse", revision, folder=tree)
         assert git("rev-parse", "HEAD", folder=environment.folder) == environment.spec.revision
-    with pytest.raises(UsageError, match="environment x: 'nowhere' is no revision of"):
+    with pytest.raises(UsageError, match=r"environment x: 'nowhere' is no revision of [^()]*; `git log --all`"):
         at("nowhere")
     assert before == state()
     (environment.folder / "src" / "mine.py").write_text("broken")

@@ -171,7 +171,7 @@ def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monk
         write_run(folder, run)
 
     monkeypatch.setattr(RunFolder, "write_run", write)
-    with pytest.raises(SweepHalted, match="No space left on device; mend that, and start the sweep again"):
+    with pytest.raises(SweepHalted, match="No space left on device; mend that, and go on with the same folder"):
         sweep(tmp_path, by_layers(), GRID)
     assert [run.outcome for run in records(tmp_path).values()] == ["ok"] * 3
     again = by_layers()
@@ -182,7 +182,7 @@ def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monk
 SIDES = {"sides": {"A": {}, "B": {"model.num_layers": 2}}, "repeats": 2}
 
 
-def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_path):
+def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_path, capsys):
     together = SimulatedServers(lambda name: "ok")
     sweep(tmp_path / "fits", together, SIDES)
     pairs = [[together.launches[name] for name in names] for names in together.rounds if names]
@@ -193,3 +193,5 @@ def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_p
     sweep(tmp_path, alone, SIDES)
     assert {run.outcome for run in records(tmp_path).values()} == {"ok"}
     assert [launch.pipe for launch in alone.launches.values()] == [None] * 4
+    line = "both sides do not run together (OutOfMemoryError came): they are measured one by one"
+    assert line in capsys.readouterr().err
