@@ -393,11 +393,13 @@ class Tracker(TorchDispatchMode):
         """
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
         out = without_values(func, args)
-        if name == "_local_scalar_dense" and tensor.dtype is torch.bool:
+        if isinstance(out, float):
+            self._tell("its number taken as 1")
+        elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
             made_by = self.note(tensor).made_by
             is_asserted = (self._reader()[1].line or "").startswith("assert ") and ".any." not in made_by
             out = is_asserted or made_by.startswith(_TRUE)
-            self._tell(f"taken as {str(out).lower()}")
+            self._tell(f"its tensor taken as {str(out).lower()}")
         elif name == "nonzero":
             out = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
             self._tell("a mask that keeps everything")
