@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
@@ -304,6 +304,11 @@ class Tracker(TorchDispatchMode):
         if tensor.layout is torch.sparse_coo:
             self.note(tensor._indices(), category)
             tensor = tensor._values()
+        elif is_traceable_wrapper_subclass(tensor):
+            # The storage of the wrapper, such as a quantized optimizer state, has its apparent size and no memory.
+            *others, tensor = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+            for part in others:
+                self.note(part, category)
         storage = tensor.untyped_storage()
         allocation: Allocation | None = self._seen.get(storage)
         if allocation is None:

@@ -165,6 +165,13 @@ def test_modules_of_kinds_that_people_write_are_counted(kind):
     assert [size / (4 * 1024**2) for size in sizes] == pytest.approx(KINDS[kind], abs=0.001)
 
 
+def test_quantized_optimizer_state_takes_a_byte_a_number():
+    pytest.importorskip("torchao")
+    forward = peak_of(predict(OWN, "--optimizer=torchao.optim.AdamW8bit"), "forward")
+    # Two states of a quarter of the weights' size each, with a float32 scale for each 256 numbers.
+    assert forward.optimizer_state / forward.parameters == pytest.approx(2 * (1 / 4 + 1 / 256), rel=0.01)
+
+
 def test_dropout_keeps_a_byte_for_each_element():
     extra, dropout = "self.first(batch).sin()", "nn.functional.dropout(self.first(batch), 0.5).sin()"
     without, kept = (
