@@ -100,6 +100,8 @@ def memory(
     source = next(iter(sources), None)
     if source is not None and _is_config(source):
         source, settings = None, [f"--config={source}", *settings]
+    if source is None and device is not None:
+        raise UsageError("--device chooses a device of a snapshot, and a prediction has one device; leave it out")
     if fit is not None:
         if gpus is not None:
             raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")

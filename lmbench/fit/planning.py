@@ -92,10 +92,10 @@ class Planner:
                     "accumulated, takes less memory (`lmbench memory` without --fit tells the largest that fits)"
                 )
             count, borders = watch.blocks.count, watch.borders
-            if borders.leave[max(borders.leave)] > borders.backward_start:
+            if not borders.backward_start:
                 raise UsageError(
-                    "nothing to plan with: a backward begins before the blocks' forward has ended, as in a step with "
-                    "several backwards (`lmbench memory` without --fit predicts it)"
+                    "nothing to plan with: the module optimizes by hand, and Lightning accumulates no micro-batches "
+                    "for it; `lmbench memory` without --fit predicts it, also with --trainer.recompute.keep inputs"
                 )
             work = (tracker.flops + 2 * FLOPS_PER_HOST_BYTE * tracker.host_bytes) / _STEPS
             samples[name, kept] = sample_of(tracker.allocations, watch.borders, work, _STEPS)

@@ -167,8 +167,12 @@ class Prediction:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
-        splitting = nullcontext() if self.compile_options is None else self.compile_options.splitting()
-        with _told(), group, splitting, fakes, tracker, CudaAttention(), ExitStack() as patches:
+        options = self.compile_options
+        # Functions that the user compiles run eagerly, since Dynamo refuses to compile them for fake tensors.
+        compiling = torch.compiler.set_stance("force_eager") if options is None else options.splitting()
+        with _told(), group, compiling, fakes, tracker, CudaAttention(), ExitStack() as patches:
+            # Fake tensors must not overwrite the files that a step saves.
+            patches.enter_context(patch.object(torch, "save", lambda *_, **__: None))
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
@@ -212,6 +216,7 @@ class Prediction:
         strategy.precision_plugin.scaler = None
         # Fake parameters are on the right device already, and cannot be moved in place.
         strategy.model_to_device = strategy.teardown = lambda: None
+        strategy.save_checkpoint = lambda *_, **__: None
         if isinstance(strategy, ParallelStrategy):
             act_as_one_rank(strategy, tracker)
         trainer.profiler = BorderProfiler(PassThroughProfiler(), track)

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
@@ -304,6 +304,11 @@ class Tracker(TorchDispatchMode):
         if tensor.layout is torch.sparse_coo:
             self.note(tensor._indices(), category)
             tensor = tensor._values()
+        elif is_traceable_wrapper_subclass(tensor):
+            # The storage of the wrapper, such as a quantized optimizer state, has its apparent size and no memory.
+            *others, tensor = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+            for part in others:
+                self.note(part, category)
         storage = tensor.untyped_storage()
         allocation: Allocation | None = self._seen.get(storage)
         if allocation is None:
@@ -393,11 +398,13 @@ class Tracker(TorchDispatchMode):
         """
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
         out = without_values(func, args)
-        if name == "_local_scalar_dense" and tensor.dtype is torch.bool:
+        if isinstance(out, float):
+            self._tell("its number taken as 1")
+        elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
             made_by = self.note(tensor).made_by
             is_asserted = (self._reader()[1].line or "").startswith("assert ") and ".any." not in made_by
             out = is_asserted or made_by.startswith(_TRUE)
-            self._tell(f"taken as {str(out).lower()}")
+            self._tell(f"its tensor taken as {str(out).lower()}")
         elif name == "nonzero":
             out = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
             self._tell("a mask that keeps everything")

@@ -84,8 +84,8 @@ def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_th
     assert all("inputs" not in chain.blocks for chain in plan.chains)
 
 
-def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line():
-    with pytest.raises(UsageError, match="several backwards"):
+def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
+    with pytest.raises(UsageError, match="nothing to plan with: the module optimizes by hand"):
         planned([OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000)
 
 

@@ -165,6 +165,13 @@ def test_modules_of_kinds_that_people_write_are_counted(kind):
     assert [size / (4 * 1024**2) for size in sizes] == pytest.approx(KINDS[kind], abs=0.001)
 
 
+def test_quantized_optimizer_state_takes_a_byte_a_number():
+    pytest.importorskip("torchao")
+    forward = peak_of(predict(OWN, "--optimizer=torchao.optim.AdamW8bit"), "forward")
+    # Two states of a quarter of the weights' size each, with a float32 scale for each 256 numbers.
+    assert forward.optimizer_state / forward.parameters == pytest.approx(2 * (1 / 4 + 1 / 256), rel=0.01)
+
+
 def test_dropout_keeps_a_byte_for_each_element():
     extra, dropout = "self.first(batch).sin()", "nn.functional.dropout(self.first(batch), 0.5).sin()"
     without, kept = (
@@ -177,16 +184,19 @@ def test_dropout_keeps_a_byte_for_each_element():
 #: What a training step does beside its loss, and what is assumed about values.
 EXTRAS = {
     "self.log('loss', loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True, reduce_fx='max')": "",
-    "self.log_dict({'loss': loss, 'value': loss.item(), 'count': (batch != 3).sum(), 'rate': 0.1}, on_epoch=True)": "",
+    "self.log_dict({'loss': loss, 'count': (batch != 3).sum(), 'rate': 0.1}, on_epoch=True)": "",
+    "self.log('value', loss.item())": "its number taken as 1",
     "self.log('mean', self.mean(loss))": "",
     "self.log('accuracy', self.accuracy(out, batch.argmax(-1)), on_epoch=True)": "",
-    "print(f'{loss:.3f} {out} {float(loss)} {loss.tolist()}', torch.tensor([loss, loss]).mean().item())": "",
+    "print(f'{loss:.3f} {out} {float(loss)}', torch.tensor([loss, loss]).tolist())": "its number taken as 1",
+    "exit() if loss.item() > 5 else None": "its number taken as 1",
+    "torch.compile(lambda rows: rows.sin().sum(), fullgraph=True)(out)": "",
     "(out.detach().argmax(-1).cpu().numpy().mean(), None)[1]": "",
     "copy.deepcopy(self).second(batch).sum() * 0 + loss": "",
     "self.trainer.is_global_zero and self.optimizers().param_groups[0]['lr'] and None": "",
     "checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, use_reentrant=False).sum()": "",
-    "exit() if torch.isnan(loss) else None": "taken as false",
-    "None if torch.isfinite(out).all() else exit()": "taken as true",
+    "exit() if torch.isnan(loss) else None": "its tensor taken as false",
+    "None if torch.isfinite(out).all() else exit()": "its tensor taken as true",
     "out[batch > 0].sum()": "a mask that keeps everything",
 }
 
@@ -196,6 +206,15 @@ def test_a_step_that_logs_or_reads_values_is_predicted(extra, assumed):
     forecast = predict("--model=hand_module.Extra", "--model.extra", extra)
     assert forecast.highest.total_bytes > 4 * 4 * 1024**2
     assert [line.endswith(f": {assumed}") for line in forecast.assumed] == [True] * bool(assumed)
+
+
+@pytest.mark.parametrize("save", ["torch.save(self.state_dict(), {!r})", "self.trainer.save_checkpoint({!r})"])
+def test_a_prediction_leaves_the_checkpoints_that_a_step_writes(save, tmp_path):
+    weights = tmp_path / "weights.pt"
+    weights.write_text("kept")
+    forecast = predict("--model=hand_module.Extra", "--model.extra", f"({save.format(str(weights))}, None)[1]")
+    assert forecast.highest.total_bytes > 4 * 4 * 1024**2
+    assert weights.read_text() == "kept"
 
 
 def test_a_callback_that_only_logs_changes_no_prediction():
