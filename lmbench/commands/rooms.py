@@ -100,8 +100,6 @@ def memory(
     source = next(iter(sources), None)
     if source is not None and _is_config(source):
         source, settings = None, [f"--config={source}", *settings]
-    if source is None and device is not None:
-        raise UsageError("--device chooses a device of a snapshot, and a prediction has one device; leave it out")
     if fit is not None:
         if gpus is not None:
             raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
@@ -111,13 +109,15 @@ def memory(
     if run is not None:
         raise UsageError("--run, with times of blocks, belongs to --fit")
     if source is None and settings:
-        return _predicted(settings, gpu, gpus)
+        return _predicted(settings, device, gpu, gpus)
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     return _recorded(source, device)
 
 
-def _predicted(settings: list[str], gpu: str | None, gpus: str | None) -> Answer:
+def _predicted(settings: list[str], device: int | None, gpu: str | None, gpus: str | None) -> Answer:
+    if device is not None:
+        raise UsageError("--device chooses a device of a snapshot, and a prediction has one device; leave it out")
     if gpu is not None and gpus is not None:
         raise UsageError("--gpu and --gpus both name GPUs; give one of them")
     check_options(settings)

@@ -47,7 +47,7 @@ LOSS_TOLERANCE_FRACTION = 1e-3
 _TRIMMED = 0.2
 
 
-class Measured(Struct):
+class ArmWindow(Struct):
     """What one process measured: the window's mean step, pauses included, and losses, None where they are not finite.
 
     `turns_s` has the mean step of this process and of the other one in each turn that they took, in seconds.
@@ -71,7 +71,7 @@ class Pair(Struct):
     turns: int
 
 
-def pair_of(arm: Arm, index: int, bare: Measured, other: Measured) -> Pair:
+def pair_of(arm: Arm, index: int, bare: ArmWindow, other: ArmWindow) -> Pair:
     """The pair of two processes that did the same work.
 
     Raises:
@@ -181,7 +181,7 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         return overhead_answer(pilot, pairs, command)
 
 
-def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None]) -> tuple[Measured, Measured]:
+def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None]) -> tuple[ArmWindow, ArmWindow]:
     """Measure `bare` and another arm in two processes that take turns."""
     here, there = Pipe()
     # The seed of the coins, and which process it is.
@@ -196,7 +196,7 @@ def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str],
             raise
 
 
-def measure_arm(arm: Arm, options: list[str], folder: Path, **process: Any) -> Measured:
+def measure_arm(arm: Arm, options: list[str], folder: Path, **process: Any) -> ArmWindow:
     """Measure an arm once, in a process of its own.
 
     Args:
@@ -216,12 +216,12 @@ def measure_arm(arm: Arm, options: list[str], folder: Path, **process: Any) -> M
             raise ProcessFailed(f"{arm}: its result has no window")
         # The harness costs its pauses, too.
         step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
-        return Measured(window.steps, step_s, record.loss.first, record.loss.last)
+        return ArmWindow(window.steps, step_s, record.loss.first, record.loss.last)
     file = folder.with_suffix(".json")
     file.parent.mkdir(exist_ok=True)
     words = ["fit", *options, f"--measure.results_dir={folder}"]
     run_python("-m", "lmbench.overhead.control", arm, str(file), *words, **process)
-    return msgspec.json.decode(file.read_bytes(), type=Measured)
+    return msgspec.json.decode(file.read_bytes(), type=ArmWindow)
 
 
 def run_fit(options: list[str], folder: Path, **process: Any) -> RunRecord:

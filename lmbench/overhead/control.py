@@ -35,7 +35,7 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.turns import TurnTaking
 from lmbench.instruments.window import Schedule, quiet_collector
-from lmbench.overhead import Measured
+from lmbench.overhead import ArmWindow
 from lmbench.precision import PRECISIONS, Precision
 from lmbench.sizes import silence_logging
 
@@ -50,7 +50,7 @@ class ControlWindow(Callback):
     `measured` is there once the window is complete.
     """
 
-    measured: Measured
+    measured: ArmWindow
 
     def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
         self.options = options
@@ -98,7 +98,7 @@ class ControlWindow(Callback):
         step_s = (time.perf_counter() - self._start_s) / self._steps
         self._collector.close()
         first, last = (float(torch.stack(step).double().sum()) for step in (self._first_losses, losses))
-        self.measured = Measured(self._steps, step_s, first, last)
+        self.measured = ArmWindow(self._steps, step_s, first, last)
         if self._turns:
             self._turns.end()
             self.measured.turns_s = [*zip(self._turns.own_steps_s, self._turns.other_steps_s, strict=False)]
@@ -262,7 +262,7 @@ def train_bare(
         torch.set_default_dtype(default_dtype)
 
 
-def measure_control(arm: str, words: list[str]) -> tuple[Measured, LightningModule]:
+def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningModule]:
     """Measure a configuration without lmbench's callbacks; returns what was measured, and the trained module.
 
     Args:

@@ -22,7 +22,7 @@ from lmbench.cli import main
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import ExitCode
 from lmbench.fit.ranks import run_ranks
-from lmbench.overhead import ARMS, Measured, measure_arm, overhead_answer, pair_of
+from lmbench.overhead import ARMS, ArmWindow, measure_arm, overhead_answer, pair_of
 from lmbench.overhead.control import leave_result, measure_control
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.run import RunRecord
@@ -64,7 +64,7 @@ def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp
     for arm in list(ARMS)[:2]:
         ends, _ = run_ranks(tmp_path, 2, partial(leave_result, arm, str(tmp_path / arm), words))
         assert [end.code for end in ends] == [0, 0]
-        results.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=Measured))
+        results.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=ArmWindow))
     assert losses(results[0]) == (results[1].first_loss, results[1].last_loss)
 
 
@@ -92,8 +92,8 @@ def pairs(over_s, turns_s=lambda bare_s, step_s: []):
     made = []
     for index, (arm, more_s) in product(range(4), over_s.items()):
         bare_s = 0.010 + 1e-3 * index
-        bare = Measured(10, bare_s, 4.0, 3.0, turns_s(bare_s, bare_s + more_s))
-        made.append(pair_of(arm, index, bare, Measured(10, bare_s + more_s, 4.0, 3.0)))
+        bare = ArmWindow(10, bare_s, 4.0, 3.0, turns_s(bare_s, bare_s + more_s))
+        made.append(pair_of(arm, index, bare, ArmWindow(10, bare_s + more_s, 4.0, 3.0)))
     return made
 
 
@@ -127,7 +127,7 @@ def test_where_both_took_turns_these_tell_the_steps_without_the_first_turn_and_p
     [({"first_loss": 4.1}, "first loss"), ({"first_loss": None}, "first loss"), ({"steps": 9}, "9 steps where bare")],
 )
 def test_arms_that_did_different_work_are_not_compared(change, message):
-    bare = Measured(10, 0.01, 4.0, 3.0)
+    bare = ArmWindow(10, 0.01, 4.0, 3.0)
     assert pair_of("harness", 0, bare, bare).steps == 10
     with pytest.raises(ProcessFailed, match=message):
         pair_of("harness", 0, bare, replace(bare, **change))
@@ -160,7 +160,7 @@ def test_processes_that_do_not_run_together_are_measured_one_by_one(monkeypatch,
         if "pipe" in process:
             raise ProcessFailed("out of memory")
         order.append(arm)
-        return Measured(4, 0.01, 4.0, 3.0)
+        return ArmWindow(4, 0.01, 4.0, 3.0)
 
     monkeypatch.setattr("lmbench.overhead.measure_arm", measure)
     assert main(["overhead", "--rounds=2", "--json", *TINY]) == 0
