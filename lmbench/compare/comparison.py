@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from shlex import quote
 from typing import NamedTuple
 
@@ -252,6 +253,10 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
             if cell.by_rounds:
                 logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
                 ratio: Ratio = ratio_by_rounds(logs, [is_first(run) for run in b])
+                peaks_a, peaks_b = map(set, values)
+                if metric.unit == "bytes" and len(peaks_a) == len(peaks_b) == 1 and peaks_a != peaks_b:
+                    # A permutation test: two of all ways to deal these peaks to the sides part them like this.
+                    ratio = replace(ratio, p=2 / math.comb(2 * len(a), len(a)))
             else:
                 ratio = ratio_of(*values)
             noises = [noise for entry in known if (noise := entry.metrics.get(metric.name))]

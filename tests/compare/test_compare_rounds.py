@@ -106,6 +106,14 @@ def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path)
     assert not compare(f"{tmp_path}/c@side=A", f"{tmp_path}/d@side=B", 0.01).cells[0].by_rounds
 
 
+@pytest.mark.parametrize(("peaks_b", "finding"), [([6] * 6, "larger"), ([6] * 5 + [7], "undecided"), ([5] * 6, "same")])
+def test_a_peak_that_is_the_same_in_each_process_of_a_side_is_told_after_six_rounds(tmp_path, peaks_b, finding):
+    changes = {("B", repeat): {"memory__run_peak_allocated_bytes": peak} for repeat, peak in enumerate(peaks_b)}
+    common = {("A", repeat): {"memory__run_peak_allocated_bytes": 5} for repeat in range(6)}
+    figures = compared(tmp_path, quiet(6), common | changes).metrics
+    assert {figure.name: figure.finding for figure in figures}["run_peak_allocated_bytes"] == finding
+
+
 def test_slow_processes_of_one_side_are_no_same(tmp_path):
     times = [(a, b * (1.3 if repeat % 4 == 0 else 1)) for repeat, (a, b) in enumerate(quiet(40))]
     cell = compared(tmp_path, times, tolerance=0.02)
