@@ -97,20 +97,25 @@ class Judge:
         doubts = "; ".join([*worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
         good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
         self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
+        if doubts or not comparison.cells or comparison.verdict == INVALID:
+            return comparison
         rest_s = end_s - time.monotonic()
-        if comparison.cells and comparison.verdict != INVALID and not doubts and rest_s <= 0:
+        if rest_s <= 0:
             self.parts["trains the same"] = Decision(UNDECIDED, "the budget ended before the trainings")
-        elif comparison.cells and comparison.verdict != INVALID and not doubts:
-            trainings = self._train(a[0], b[0], rest_s)
-            curves = [curves_of(dict(enumerate(runs))) for runs in trainings]
-            pairs = zip("AB", (a[0], b[0]), trainings, strict=True)
-            edits = [f"{side}: {edit}" for side, run, runs in pairs for edit in differences_within([run, *runs], ())]
-            why = f"trainings and rounds ran other code: {'; '.join(edits)}"
-            self.parts["trains the same"] = Decision(NO, why) if edits else _training(*curves)
-            self.parts["numerics"] = _numerics(*curves)
-            if self.parts["trains the same"].word != NO:
-                comparison = self._measure(max(0.0, end_s - time.monotonic()))
-        return comparison
+            return comparison
+        trainings = self._train(a[0], b[0], rest_s)
+        curves = [curves_of(dict(enumerate(runs))) for runs in trainings]
+        edits = list[str]()
+        for side, run, runs in zip("AB", (a[0], b[0]), trainings, strict=True):
+            edits += [f"{side}: {edit}" for edit in differences_within([run, *runs], ())]
+        if edits:
+            training = Decision(NO, f"trainings and rounds ran other code: {'; '.join(edits)}")
+        else:
+            training = _training(*curves)
+        self.parts |= {"trains the same": training, "numerics": _numerics(*curves)}
+        if training.word == NO:
+            return comparison
+        return self._measure(max(0.0, end_s - time.monotonic()))
 
     def _measure(self, budget_s: float) -> Comparison:
         rounds = Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits, title=_TITLE)

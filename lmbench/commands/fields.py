@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.schema import RECORDS
@@ -12,6 +14,9 @@ from lmbench.records.schema import fields as fields_of
 from lmbench.report.answer import Answer, Column, Table, Value
 from lmbench.report.units import COUNT
 from lmbench.sizes import COURSE_NAMES, SIZES
+
+if TYPE_CHECKING:
+    from lmbench.report.columns import Quantity
 
 _COLUMNS = (
     Column("group", is_extra=True), Column("field", name="name"), Column("unit"), Column("better"),
@@ -30,9 +35,12 @@ def fields(*names: str) -> Answer:
     Args:
         names: a field, its last word, a part of the record, or a column
     """
-    from lmbench.catalogue import make_catalogue
+    quantities: Mapping[str, Quantity] = {}
+    if names:
+        # Imported here, since the columns of all rooms take longer to import than all fields.
+        from lmbench.catalogue import make_catalogue
 
-    quantities = make_catalogue().columns
+        quantities = make_catalogue().columns
     all_fields = [field for kind in RECORDS for field in fields_of(kind).values()]
     chosen = []
     for name in names or [""]:

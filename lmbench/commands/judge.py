@@ -39,9 +39,12 @@ def judge(
     from lmbench.compare.comparison import EXIT_CODES
 
     path, file = find_sides(sides, read_options(settings), options, is_elsewhere=False)
-    a, b = ({**side, ENVIRONMENT: file.environments.get(str(side.get(ENVIRONMENT)))} for side in file.sides.values())
-    if len(sides) == 1 and a == b:
-        raise UsageError(f"A and B are both {sides[0]}; give {sides[0]}@NAME=VALUE for B, or --revision REVISION .")
+    if len(sides) == 1:
+        # One configuration stands for both, whose environments may have two names for the same one.
+        named = ((side, file.environments.get(str(side.get(ENVIRONMENT)))) for side in file.sides.values())
+        a, b = ({**side, ENVIRONMENT: environment} for side, environment in named)
+        if a == b:
+            raise UsageError(f"A and B are both {sides[0]}; give {sides[0]}@NAME=VALUE for B, or --revision REVISION .")
     judgement = Judge(path, file, read_gate(gate), read_budget_of_rounds(options.budget), about or [])
     verdict, comparison = judgement.judge()
     code = EXIT_CODES[verdict]

@@ -253,8 +253,7 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
             if cell.by_rounds:
                 logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
                 ratio: Ratio = ratio_by_rounds(logs, [is_first(run) for run in b])
-                peaks_a, peaks_b = map(set, values)
-                if metric.unit == "bytes" and len(peaks_a) == len(peaks_b) == 1 and peaks_a != peaks_b:
+                if metric.unit == "bytes" and _are_parted(*values):
                     # A permutation test: two of all ways to deal these peaks to the sides part them like this.
                     ratio = replace(ratio, p=2 / math.comb(2 * len(a), len(a)))
             else:
@@ -284,6 +283,11 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))
             cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
+
+
+def _are_parted(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether all values of a side are equal, and the sides differ."""
+    return len({*a}) == len({*b}) == 1 and a[0] != b[0]
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:

@@ -57,7 +57,7 @@ class Planner:
         self._treatments = [name for name, kept in TREATMENTS.items() if not (given.is_compiled and "offload" in kept)]
         self._options, self._batch_size = given.options, given.batch_size
         self.samples = given.batch_size * given.micro_batches
-        #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by treatment and whether in groups.
+        #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by kind of recipe.
         self._ratios: dict[tuple[str, bool], tuple[float, float]] = {}
 
     def chains(self) -> list[Chain]:
@@ -107,12 +107,11 @@ class Planner:
 
     def doubt(self, point: PlanPoint) -> float:
         """The fraction of its memory that a point may take less than is told of it."""
-        kind = point.recipe.treatment, point.recipe.group > 1
-        return 0.0 if kind in self._ratios else _NEAR_FRACTION
+        return 0.0 if _kind_of(point.recipe) in self._ratios else _NEAR_FRACTION
 
     def estimate(self, chain: Chain, recipe: Recipe) -> PlanPoint:
         """A point by a walk through the blocks, corrected by what checks of the same kind told."""
-        ratio, reserved_ratio = self._ratios.get((recipe.treatment, recipe.group > 1), (1.0, _RESERVED_RATIO))
+        ratio, reserved_ratio = self._ratios.get(_kind_of(recipe), (1.0, _RESERVED_RATIO))
         peak = predicted_peak(chain, recipe) * ratio
         work = predicted_work(chain, recipe)
         return PlanPoint(recipe, self._options_of(recipe), peak, peak * reserved_ratio, work)
@@ -123,8 +122,13 @@ class Planner:
         tell(f"checking batch {recipe.batch_size}, recomputed: {recipe.words}")
         predictor = self._predict([*self._words, *option_words(point.options)]).predictor()
         peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes
-        self._ratios[recipe.treatment, recipe.group > 1] = peak / predicted_peak(chain, recipe), reserved / peak
+        self._ratios[_kind_of(recipe)] = peak / predicted_peak(chain, recipe), reserved / peak
         return replace(point, peak_bytes=peak, reserved_bytes=reserved, is_checked=True)
+
+
+def _kind_of(recipe: Recipe) -> tuple[str, bool]:
+    """What recipes share whose predictions are off alike: the treatment, and whether it is in groups."""
+    return recipe.treatment, recipe.group > 1
 
 
 def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any]) -> MemoryPlan:

@@ -28,7 +28,6 @@ class TurnTaking:
 
     Attributes:
         index: index of the turn that runs.
-        is_alone: the other process takes no turns, or no longer.
         own_steps_s: mean seconds of a step in each part of this process, from its start to the end of the device's
             work.
         other_steps_s: those of the other process, by its own clock.
@@ -41,7 +40,7 @@ class TurnTaking:
 
     def __init__(self, other: Connection, seed: str, position: int) -> None:
         self._other, self._coins, self.position = other, Random(seed), position
-        self.index, self.is_alone = -1, False
+        self.index, self._is_alone = -1, False
         self.own_steps_s, self.other_steps_s = list[float](), list[float]()
 
     @classmethod
@@ -61,7 +60,7 @@ class TurnTaking:
             self._least_s = schedule.min_window_s / _TURNS_OF_WINDOW
             self._least_steps = max(_LEAST_STEPS, (schedule.steps or 0) // _TURNS_OF_WINDOW)
         self._tell(0.0)
-        self.wait()
+        self._wait()
         self.other_steps_s.clear()
         self._begin_part()
 
@@ -72,7 +71,7 @@ class TurnTaking:
     def is_part_over(self) -> bool:
         """Whether the other process is to measure before this one's next step."""
         has_lasted = time.perf_counter() - self._began_s >= self._least_s
-        return not self.is_alone and self._steps >= self._least_steps and has_lasted
+        return not self._is_alone and self._steps >= self._least_steps and has_lasted
 
     def pass_on(self) -> float:
         """End this process's part, and wait for the next one; returns the seconds waited."""
@@ -81,42 +80,42 @@ class TurnTaking:
         self.own_steps_s.append((ended_s - self._began_s) / self._steps)
         self._tell(self.own_steps_s[-1])
         if self._is_first:
-            self.wait()
+            self._wait()
         self._begin_part()
         return self._began_s - ended_s
 
     def end(self) -> None:
         """End this process's window, and wait for the end of the other one."""
         self._tell(_OVER)
-        while not self.is_alone:
-            self.wait()
+        while not self._is_alone:
+            self._wait()
 
     def await_exit(self) -> None:
         """Wait until the other process has closed its end of the connection."""
         while not self._other.closed:
-            self.wait()
+            self._wait()
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Wait for the other process's part to end. Where its window or the process ended, this one is alone."""
         try:
             message = self._other.recv()
         except (EOFError, OSError):
             message = _OVER
             self._other.close()
-        self.is_alone = message == _OVER
-        if not self.is_alone:
+        self._is_alone = message == _OVER
+        if not self._is_alone:
             self.other_steps_s.append(message)
 
     def _begin_part(self) -> None:
         """Begin the next turn, after the other process's part if that comes first."""
         self.index, self._steps = self.index + 1, 0
         self._is_first = (self._coins.random() < 0.5) == (self.position == 0)
-        if not self._is_first and not self.is_alone:
-            self.wait()
+        if not self._is_first and not self._is_alone:
+            self._wait()
         self._began_s = time.perf_counter()
 
     def _tell(self, message: float | str) -> None:
         try:
             self._other.send(message)
         except OSError:
-            self.is_alone = True
+            self._is_alone = True

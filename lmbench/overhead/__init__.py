@@ -169,12 +169,7 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
                     task.keep("two processes do not run together: they are measured one by one")
                     fits_together = False
             if not fits_together:
-                order: list[Arm] = ["bare", arm][:: 1 if index % 2 else -1]
-                by_arm = {
-                    each: measure_arm(each, options, place / each, heard=task.note, variables=KEPT_HEAP)
-                    for each in order
-                }
-                measured = by_arm["bare"], by_arm[arm]
+                measured = _one_by_one(arm, options, place, task.note, is_bare_first=index % 2 == 1)
             pairs.append(pair_of(arm, index, *measured))
             over_s = pairs[-1].step_s - pairs[-1].bare_s
             task.keep(f"round {index + 1} of {rounds}, {arm}: {over_s * 1e3:+.3f} ms/step over bare")
@@ -194,6 +189,15 @@ def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str],
         except BaseException:
             kill_processes_below()
             raise
+
+
+def _one_by_one(
+    arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None], *, is_bare_first: bool
+) -> tuple[ArmWindow, ArmWindow]:
+    """Measure `bare` and another arm, one after the other."""
+    order: tuple[Arm, Arm] = ("bare", arm) if is_bare_first else (arm, "bare")
+    windows = {each: measure_arm(each, options, folder / each, heard=heard, variables=KEPT_HEAP) for each in order}
+    return windows["bare"], windows[arm]
 
 
 def measure_arm(arm: Arm, options: list[str], folder: Path, **process: Any) -> ArmWindow:

@@ -216,8 +216,8 @@ class Execution:
             for job in jobs[1:]:
                 self.folder.clear(job, self.rows.progress.keep)
             records = self._measure(jobs)
-            if len(jobs) > 1 and any(_is_crowded(record, jobs[0].repeat) for record in records):
-                crowded = next(record for record in records if _is_crowded(record, jobs[0].repeat))
+            crowded = next((record for record in records if _is_crowded(record, jobs[0].repeat)), None)
+            if len(jobs) > 1 and crowded is not None:
                 why = (crowded.error and crowded.error.message) or "the allocator had to empty its cache"
                 self.rows.progress.keep(f"both sides do not run together ({why}): they are measured one by one")
                 self._fits_together = False
