@@ -92,7 +92,7 @@ class Planner:
                     "accumulated, takes less memory (`lmbench memory` without --fit tells the largest that fits)"
                 )
             count, borders = watch.blocks.count, watch.borders
-            if not borders.backward_start:
+            if borders.leave[max(borders.leave)] > borders.backward_start:
                 raise UsageError(
                     "nothing to plan with: the module optimizes by hand, and Lightning accumulates no micro-batches "
                     "for it; `lmbench memory` without --fit predicts it, also with --trainer.recompute.keep inputs"

@@ -25,6 +25,7 @@ from lmbench.fit.ranks import run_ranks
 from lmbench.overhead import ARMS, ArmWindow, measure_arm, overhead_answer, pair_of
 from lmbench.overhead.control import leave_result, measure_control
 from lmbench.python_process import ProcessFailed, run_python
+from lmbench.records.measured import Loss, Window
 from lmbench.records.run import RunRecord
 
 TINY = shlex.split("""
@@ -120,6 +121,13 @@ def test_where_both_took_turns_these_tell_the_steps_without_the_first_turn_and_p
     )  # fmt: skip
     (spans, *_) = pairs({"do_bench": 0.001}, lambda bare_s, step_s: [(1.0, 1.0), (0.010, 0.012)])
     assert spans.step_s == pytest.approx(0.011)
+
+
+def test_the_harness_costs_its_pauses_too(monkeypatch, tmp_path):
+    window = Window(steps=10, wall_s=0.075, excluded_s=0.025)
+    record = RunRecord(1, "ok", window=window, loss=Loss(first=4.0, last=3.0))
+    monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_, **__: record)
+    assert measure_arm("harness", [], tmp_path) == ArmWindow(10, pytest.approx(0.010), 4.0, 3.0)
 
 
 @pytest.mark.parametrize(
