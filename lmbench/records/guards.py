@@ -26,10 +26,10 @@ from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Values
 
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
-#: ends took 20 to 107 us in 496 windows of 7 ms to 15 s (H200, torch 2.11). On a busy CPU other processes take whole
-#: time slices, 3 ms on Linux: one at an end of a window took 2.3 ms, and at a load of 7 a core 12 ms. So the time is
-#: that for a load of 1 a core or less, and grows with it.
-IDENTITY_LIMITS = {"gpu": (0.001, 150e-6), "cpu": (0.005, 6e-3)}
+#: ends took 20 to 107 us in 496 windows of 7 ms to 15 s (H200, torch 2.11). Where other processes share the device they
+#: take whole time slices: 0.5 ms on a GPU with four others, and on Linux 3 ms, of which one at an end of a window took
+#: 2.3 ms, and at a load of 7 a core 12 ms. So the time is that for a load of 1 a core or less, and grows with it.
+IDENTITY_LIMITS = {"own": (0.001, 150e-6), "shared": (0.005, 6e-3)}
 #: Ranks plan the number of the window's steps from the pace of the warm-up, and a window of them may be shorter by this
 #: share: 2.99 s of 3 s on two H200s whose pace still rose.
 PACE_LIMIT_FRACTION = 0.1
@@ -170,7 +170,8 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     if not wall_s or not count or total_s is None:
         yield make_guard("window_identity", None)
     else:
-        share, ends_s = IDENTITY_LIMITS["cpu" if run.device_type == "cpu" else "gpu"]
+        is_shared = run.device_type == "cpu" or bool(_other_processes(run))
+        share, ends_s = IDENTITY_LIMITS["shared" if is_shared else "own"]
         ends_s *= max(1.0, run.host_state.load_per_core or 0.0)
         yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
     replaced = window.replaced_functions
@@ -271,6 +272,12 @@ def _settings(run: RunRecord) -> Iterator[Guard]:
     )
 
 
+def _other_processes(run: RunRecord) -> int | None:
+    """The number of other processes on the GPU, without the other side of a comparison, which waits meanwhile."""
+    others = run.device_state.other_process_count
+    return others - 1 if others and run.window.turn_steps_s else others
+
+
 def _device(run: RunRecord) -> Iterator[Guard]:
     """Guards of the GPU's clock, of other processes on the GPU, and of the allocator."""
     state, memory = run.device_state, run.memory
@@ -281,11 +288,7 @@ def _device(run: RunRecord) -> Iterator[Guard]:
     clocks = " -> ".join(f"{(reading.sm_clock_hz or 0.0) / 1e6:.0f}" for reading in (state.open, state.close))
     yield make_guard("sm_clock_drop", state.sm_clock_drop_fraction, clocks=clocks)
     pids = sorted({*(state.open.other_process_pids or ()), *(state.close.other_process_pids or ())})
-    others = state.other_process_count
-    if others and run.window.turn_steps_s:
-        # The other side of a comparison, which waits while this one measures.
-        others -= 1
-    yield make_guard("other_processes", others, pids=", ".join(map(str, pids)) or "unknown")
+    yield make_guard("other_processes", _other_processes(run), pids=", ".join(map(str, pids)) or "unknown")
     growths = (("host", memory.host_growth), ("reserved device", memory.reserved_growth))
     name, slope = max(growths, key=lambda item: item[1].low_bytes_per_step or -math.inf)
     yield make_guard(
