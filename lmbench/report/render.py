@@ -26,6 +26,7 @@ _SUFFIXES = {
     ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal",
     ".svg": "svg",
 }  # fmt: skip
+_TRACE_SUFFIX = ".json.gz"
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,19 @@ class Output:
             raise unknown("--format", self.format, FORMATS)
         if self.output is not None and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
             raise UsageError(f"--output {str(self.output)!r} cannot be written; name a file in a folder that exists")
+        if self.format is None and self.ending not in ("", _TRACE_SUFFIX, *_SUFFIXES):
+            raise unknown("ending of --output", self.ending, _SUFFIXES)
+
+    @property
+    def ending(self) -> str:
+        """The ending of the file to write, empty without one."""
+        name = self.output.name.lower() if self.output else ""
+        return _TRACE_SUFFIX if name.endswith(_TRACE_SUFFIX) else Path(name).suffix
 
     @property
     def form(self) -> str:
         """The format asked for, or else the one that the file's ending stands for."""
-        ending = self.output.suffix.lower() if self.output else ""
-        return self.format or _SUFFIXES.get(ending, "terminal")
+        return self.format or _SUFFIXES.get(self.ending, "terminal")
 
 
 def give(answer: Answer, output: Output) -> int:
@@ -66,7 +74,7 @@ def give(answer: Answer, output: Output) -> int:
     """
     chosen = _chosen(answer, output)
     if output.output is not None:
-        is_trace = output.output.name.endswith(".json.gz")
+        is_trace = output.ending == _TRACE_SUFFIX
         if is_trace and answer.trace is None:
             raise UsageError(f"--output {str(output.output)!r} is a trace, which this answer has not; `--path` has one")
         content = answer.trace() if answer.trace and is_trace else render(chosen, output.form).encode()

@@ -126,6 +126,8 @@ def test_the_ending_of_a_file_says_its_format(tmp_path):
         assert (tmp_path / name).read_text().startswith(start)
     with pytest.raises(UsageError, match="unknown --format 'xml'; choose one of terminal, markdown"):
         Output(format="xml")
+    with pytest.raises(UsageError, match=r"unknown ending of --output '\.pdf'; choose one of \.md, \.csv"):
+        Output(output=tmp_path / "a.pdf")
     with pytest.raises(UsageError, match="cannot be written; name a file in a folder that exists"):
         Output(output=tmp_path / "none" / "a.md")
 
