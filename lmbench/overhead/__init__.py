@@ -165,8 +165,8 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
             if fits_together:
                 try:
                     measured = _in_turns(arm, options, place, task.note)
-                except ProcessFailed:
-                    task.keep("two processes do not run together: they are measured one by one")
+                except ProcessFailed as failure:
+                    task.keep(f"two processes do not run together ({failure}): they are measured one by one")
                     fits_together = False
             if not fits_together:
                 measured = _one_by_one(arm, options, place, task.note, is_bare_first=index % 2 == 1)

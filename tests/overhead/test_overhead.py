@@ -172,5 +172,7 @@ def test_processes_that_do_not_run_together_are_measured_one_by_one(monkeypatch,
 
     monkeypatch.setattr("lmbench.overhead.measure_arm", measure)
     assert main(["overhead", "--rounds=2", "--json", *TINY]) == 0
-    assert json.loads(capsys.readouterr().out)["measurements"][-1]["turns"] == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["measurements"][-1]["turns"] == 0
+    assert "two processes do not run together (out of memory): they are measured one by one" in err
     assert order == ["trainer", "bare", "harness", "bare", "bare", "trainer", "bare", "harness"]
