@@ -138,6 +138,7 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
         ({"wall": 1.08, "times": [1e-4] * 20}, "window_identity fail"),
         ({"wall": 1.02, "times": [1e-2] * 20}, "window_identity fail"),
         ({"wall": 1.02, "times": [1e-2] * 20, "device_state.other_process_count": 4}, "window_identity pass"),
+        ({"wall": 1.006, "times": [1e-2] * 20, "window.turn_steps_s": [1e-2] * 8}, "window_identity pass"),
         ({"wall": 1.02, "times": [1e-2] * 20, "device_type": "cpu"}, "window_identity pass"),
         ({"wall": 1.04, "times": [1e-2] * 20, "device_type": "cpu"}, "window_identity fail"),
         ({"wall": 1.006, "times": [1e-1] * 20, "device_type": "cpu"}, "window_identity fail"),
