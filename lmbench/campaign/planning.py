@@ -22,6 +22,7 @@ from lmbench.memory.plan import (
     times_of,
 )
 from lmbench.records.store import write_or_refuse
+from lmbench.report.units import gib
 from lmbench.sweep.file import Options
 from lmbench.tune.answer import tuned_config
 from lmbench.tune.proof import ProvenPoint
@@ -71,7 +72,7 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     here = gpu_for(None)
     if stages.most_bytes is not None:
         workspace_bytes = here.workspace_bytes if here else 0
-        gpu = TargetGpu("--at_most", stages.most_bytes + CONTEXT_BYTES, workspace_bytes)
+        gpu = TargetGpu(gib(stages.most_bytes), stages.most_bytes + CONTEXT_BYTES, workspace_bytes)
     elif here is not None:
         gpu = here
     else:

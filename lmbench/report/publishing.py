@@ -115,14 +115,16 @@ def _by_run(frame: Frame) -> Frame:
 
 def _environment(rows: Iterable[RunRow]) -> Facts:
     """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
-    known = {name: sorted({str(row.facts[name]) for row in rows if name in row.facts}) for name in sorted(ENVIRONMENT)}
+    facts = [{**row.facts, "commit": _commits(row.run.record)} for row in rows]
+    known = {name: sorted({str(each[name]) for each in facts if name in each}) for name in sorted(ENVIRONMENT)}
     return {name: " ".join(values) for name, values in known.items() if values}
 
 
 def _commits(run: RunRecord) -> str:
-    """The commits of the project and of lmbench, as far as there are any."""
-    commits = (value_at(run, f"environment.code.{code}.commit") for code in _CODES)
-    return " and ".join(dict.fromkeys(commit[:9] for commit in commits if commit)) or "none"
+    """The commits of the project and of lmbench, as far as there are any, with a plus after changes."""
+    codes = [getattr(run.environment.code, name) for name in _CODES] if run.environment else []
+    commits = (code.commit[:9] + ("+" if code.is_dirty else "") for code in codes if code and code.commit)
+    return " and ".join(dict.fromkeys(commits)) or "none"
 
 
 def _is_committed(run: RunRecord) -> bool:

@@ -55,7 +55,7 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
         Column("peak predicted", GIB, name="predicted_peak_bytes"), Column("measured", GIB, name="peak_bytes"),
         Column("error", PERCENT, name="peak_error_fraction"), Column("step predicted", MS, name="predicted_step_s"),
         Column("measured", MS, name="step_s"), Column("error", PERCENT, name="step_error_fraction"),
-        Column("", name="outcome"),
+        Column("outcome"),
     ]  # fmt: skip
     lines = [Line("proven", "no point ran; see its runs")]
     if best is not None:
@@ -68,5 +68,5 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
             ),
             use_line(path),
         ]
-    caption = f"the fastest of {plan.tried:,} recipes that fit by prediction, in this order; for {plan.gpu.name}"
+    caption = f"the fastest of {plan.tried:,} recipes that fit {plan.gpu.name} by prediction, in this order"
     return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])

@@ -80,6 +80,12 @@ def test_readmes_mean_over_processes_is_a_cell_in_the_reference():
     assert any(has_figures(row, {"step (ms)": step}) and row["ok_runs"] == "3" for row in ROWS)
 
 
+def test_readmes_plan_is_in_the_reference():
+    recomputed, peak = re.search(r"recomputed: (.+)\npeak +([\d.]+) GiB measured", README).groups()
+    figures = {"checkpoint": recomputed, "peak memory (GiB)": peak}
+    assert any(has_figures(row, figures) and "repeat" in row for row in ROWS)
+
+
 def publish(folder):
     code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
     axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
