@@ -126,4 +126,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
             return run_typed(args[0], function_of(args[0]), args[1:])
     except UsageError as error:
         tell(str(error))
-        return ExitCode.USAGE
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "lightning"):
+            raise
+        tell(f"`lmbench {args[0]}` needs {error.name}, which {sys.executable} lacks; showing results does not")
+    return ExitCode.USAGE

@@ -57,6 +57,7 @@ from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.precision import PRECISIONS, find_precision
+from lmbench.report.facts import strategy_text
 from lmbench.sizes import skip_value_checks
 from lmbench.standard_output import result_alone, write_result
 
@@ -73,7 +74,7 @@ class Prediction:
 
     Attributes:
         world_size: ranks of the configuration, one for each device on each node.
-        strategy: the strategy's name, or its class for a strategy with arguments.
+        strategy: the strategy's name, with the options that somebody set.
         is_sharded: whether all ranks share parameters, gradients and optimizer state evenly; None if they split some.
         micro_batches: micro-batches of a step.
         options: all settings, by their options' names.
@@ -101,7 +102,7 @@ class Prediction:
         check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
-        self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
+        self.strategy = strategy if isinstance(strategy, str) else strategy_text(line.config.trainer.strategy.as_dict())
         if strategy in STRATEGIES:
             strategy = STRATEGIES[strategy]()
         if strategy != "auto" and not isinstance(strategy, DDPStrategy | ModelParallelStrategy):

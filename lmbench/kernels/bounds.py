@@ -108,7 +108,8 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
         is_split = strategy == "tensor_parallel"
         compute_s = forward_s * (2 if phase == "backward" else 1) / (ranks if is_split else 1)
         figures = run.phases.get(phase)
-        is_own = run.world_size == ranks and _strategy(run).startswith(strategy)
+        own = _strategy(run)
+        is_own = run.world_size == ranks and own.startswith(strategy) and "tensor_parallel_size" not in own
         rows.append({
             "strategy": strategy, "phase": phase, "compute_s": compute_s, "communication_s": communication_s,
             "least_tokens": None if is_split else tokens * communication_s / compute_s,

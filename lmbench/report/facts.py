@@ -101,8 +101,12 @@ def choices_of(model: Model) -> str:
     return choices(model.residual_dtype, model.fused_projections, model.loss)
 
 
-#: Lightning's names of its strategies, and the values that their options have unless somebody sets them.
-_STRATEGIES = {"DDPStrategy": "ddp", "FSDPStrategy": "fsdp"}
+#: The names of strategies by their classes, and the values that their options have unless somebody sets them.
+_STRATEGIES = {"DDPStrategy": "ddp", "FSDPStrategy": "fsdp", "ModelParallel": "fsdp2"}
+_USUAL_OF_FSDP2: Values = {
+    "tensor_parallel_size": 1, "reshard_after_forward": True, "blocks_per_group": 4, "reduce_dtype": "float32",
+    "reduce_each_micro_batch": True, "prefetch": 0,
+}  # fmt: skip
 _USUAL_OPTIONS: Values = {
     "timeout": "0:30:00", "start_method": "popen", "data_parallel_size": "auto", "tensor_parallel_size": "auto",
     "save_distributed_checkpoint": True, "sharding_strategy": "FULL_SHARD", "state_dict_type": "full",
@@ -114,14 +118,18 @@ def _strategy(run: RunRecord) -> str | None:
     if run.world_size == 1:
         return "none"
     strategy: Values | str | None = value_at(run, "config.trainer.strategy")
-    if not isinstance(strategy, Mapping):
-        return strategy
+    return strategy_text(strategy) if isinstance(strategy, Mapping) else strategy
+
+
+def strategy_text(strategy: Mapping[str, Any]) -> str:
+    """The class of a strategy by its name, with the options that somebody set."""
     class_name = strategy["class_path"].rpartition(".")[2]
     name = _STRATEGIES.get(class_name, class_name.removesuffix("Strategy"))
+    usual = _USUAL_OF_FSDP2 if name == "fsdp2" else _USUAL_OPTIONS
     options = ", ".join(
         f"{option} {plain(value)}"
         for option, value in (strategy.get("init_args") or {}).items()
-        if value is not None and value != _USUAL_OPTIONS.get(option)
+        if value is not None and value != usual.get(option)
     )
     return f"{name} ({options})" if options else name
 

@@ -36,6 +36,13 @@ def test_help_of_every_command_fits_the_screen(command, capsys, monkeypatch):
     assert printed.out.count("\n") <= 72
 
 
+def test_what_needs_torch_says_so_in_one_line_where_there_is_none(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "lmbench.numerics", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert exit_code(["numerics"]) == 2
+    assert re.fullmatch("lmbench: `lmbench numerics` needs torch, which .+ lacks; .+\n", capsys.readouterr().err)
+
+
 PROGRAM = """
 import contextlib, sys
 from lmbench.cli import main

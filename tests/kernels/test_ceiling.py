@@ -194,15 +194,17 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
     assert (fractions[0], math.isnan(fractions[1])) == (pytest.approx(0.75), True)
 
 
+BOUND = {
+    "flops": {"per_token_flops": 6 * 10**9, "multiplier": 3}, "environment": H200, "world_size": 4,
+    "model": {"trainable_parameter_count": 10**9, "d_model": 1000, "num_layers": 10}, "window__tokens": 40_000,
+    "window__steps": 1, "precision": "bf16-mixed", "config": {"trainer": {"strategy": "ddp"}},
+    "phases": {"backward": {"mean_s": 0.5}},
+}  # fmt: skip
+
+
 def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, capsys):
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
-    facts = {
-        "flops": {"per_token_flops": 6 * 10**9, "multiplier": 3}, "environment": H200, "world_size": 4,
-        "model": {"trainable_parameter_count": 10**9, "d_model": 1000, "num_layers": 10}, "window__tokens": 40_000,
-        "window__steps": 1, "precision": "bf16-mixed", "config": {"trainer": {"strategy": "ddp"}},
-        "phases": {"backward": {"mean_s": 0.5}},
-    }  # fmt: skip
-    command = ["ceiling", str(make_run(tmp_path / "runs", **facts)), "--json"]
+    command = ["ceiling", str(make_run(tmp_path / "runs", **BOUND)), "--json"]
     assert main(command) == 2
     assert "`lmbench ceiling --collectives` measures them" in capsys.readouterr().err
     (tmp_path / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
@@ -220,6 +222,21 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
     assert tensor["most_ranks"] == math.floor(1 + 3 * forward_s / 4 / 0.006)
     assert (ddp["measured_s"], gathering["measured_s"], tensor["least_tokens"]) == (0.5, None, None)
     assert scattering["least_tokens"] == pytest.approx(10_000 * 0.045 / (2 * forward_s))
+
+
+@pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
+def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, capsys):
+    strategy = {"class_path": "lmbench.ModelParallel", "init_args": options}
+    command = [
+        "ceiling",
+        str(make_run(tmp_path / "runs", **BOUND | {"config": {"trainer": {"strategy": strategy}}})),
+        "--json",
+    ]
+    rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
+    (tmp_path / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)["tables"]["bounds"]
+    assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured
 
 
 def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_used(tmp_path):

@@ -337,10 +337,14 @@ def test_gpus_are_enough_where_their_part_of_the_shared_memory_fits(shared, rest
     assert Predictor(lambda *_: trial, 1, None, is_slow=False).fewest_ranks(2, ROOM) == enough
 
 
-@pytest.mark.parametrize(("strategy", "enough"), [("fsdp2_zero2", "; 1 is enough"), ("ddp", "")])
-def test_the_verdict_names_the_number_of_gpus(strategy, enough):
-    words = ["--model=hand_module.Stack", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
+@pytest.mark.parametrize(("strategy", "name", "enough"), [
+    ("fsdp2_zero2", "fsdp2_zero2", "; 1 is enough"), ("ddp", "ddp", ""),
+    ("fsdp2 --trainer.strategy.blocks_per_group=1", "fsdp2 (blocks_per_group 1)", "; 1 is enough"),
+])  # fmt: skip
+def test_the_answer_names_the_strategy_and_the_number_of_gpus(strategy, name, enough):
+    words = ["--model=hand_module.Stack", "--trainer.devices=2", *f"--trainer.strategy={strategy}".split()]
     forecast = predict(*words, gpu="H200", finds_largest=True)
+    assert f"rank 0 of 2 ({name}), each" in str(forecast_answer(forecast).tables)
     assert f"fits on 2 H200 (138.88 GiB each){enough}'" in str(forecast_answer(forecast).notes)
     forecast.on_gpus[0].fits, forecast.fewest_gpus = False, None
     assert re.search("more GPUs change nothing|no number of GPUs", str(forecast_answer(forecast).notes))
