@@ -136,7 +136,11 @@ class Bisection:
         """The differences of the rounds that were measured earlier."""
         if not (self._folder(self.row[0], suspect) / SWEEP_FILE).is_file():
             return []
-        return _differences(self._rounds(self.row[0], suspect).compare())
+        try:
+            return _differences(self._rounds(self.row[0], suspect).compare())
+        except UsageError:
+            # No run of a side ended before an earlier start did.
+            return []
 
     def _measure(self, suspect: Suspect) -> None:
         """Measure one more round of a suspect, or leave it out if it, or its environment, cannot be made to run."""

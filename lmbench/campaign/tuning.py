@@ -239,7 +239,9 @@ class Stages:
                 useful.append(axis)
             else:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
-        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s())
+        # After an interruption there are runs of other stages too; counted, they would change the plan that goes on.
+        usual_s = statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
+        count = sum(len(axis.values) for axis in useful)
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
         by_noise = 1 + int(spread_of([baseline.costs(self.goal)]).std / _NOISE_PER_RUN)
         repeats = max(1, min(_ROUNDS, by_noise, int(_SEARCH * self.budget_s / (usual_s * max(1, count)))))

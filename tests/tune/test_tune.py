@@ -74,7 +74,13 @@ def tuned(tune):
     """The answer of a whole tuning, whose folder is TUNED."""
     code, answer, err = tune(SPACE, "given.yaml", *WORDS)
     assert code == 0, err
-    return answer
+    return {**answer, "plan": plan_in(err)}
+
+
+def plan_in(err):
+    """The line that says how many runs each trial of the search gets."""
+    (line,) = (line for line in err.splitlines() if " runs each, " in line)
+    return line
 
 
 def test_the_fastest_that_trains_is_found(tuned):
@@ -101,6 +107,7 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
     shutil.rmtree(lost)
     _, again, err = tune(SPACE, "given.yaml", *WORDS)
     assert (again["options"], again["refused"]) == (tuned["options"], tuned["refused"]), err
+    assert plan_in(err) == tuned["plan"]
     for path, written_ns in runs.items():
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
 
