@@ -90,7 +90,7 @@ class Bisection:
         between = [suspect.name for suspect in self.row[self.row.index(before) + 1 : self.row.index(found)]]
         comparison = self._rounds(before, found, f"found-{self.row.index(found)}").measure()
         lines += labelled("or", between and f"one of those that do not run: {', '.join(between)}")
-        lines.append(Line("by itself", f"{_shown(comparison)} than {before.name}"))
+        lines.append(Line("its change", f"{_shown(comparison)} than {before.name}, the one before it"))
         own = comparison_answer(comparison)
         figures |= {"before": before.name, "or": between, "comparison": own.figures}
         headline = [Line(f"first {self.what}", found.name), *lines]

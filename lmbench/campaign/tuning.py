@@ -211,7 +211,7 @@ class Stages:
         """Try the axes that apply and can help, one after the other.
 
         Raises:
-            UsageError: the given configuration does not run.
+            UsageError: the given configuration does not run, or has no figure of the goal.
         """
         baseline = Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
@@ -221,6 +221,8 @@ class Stages:
         if ended is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
+        if self.goal.cost(ended.record) is None:
+            raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
         self.step_tokens = ended.record.window.step_tokens
         self.settings = with_arguments(ended.record.config)
         left_out, useful = list[str](), list[Axis]()

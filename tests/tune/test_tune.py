@@ -124,6 +124,13 @@ def test_a_configuration_above_the_memory_that_is_allowed_is_no_answer(tuned, tu
     assert "as given: too much memory" in str(tune(space, "given.yaml", *WORDS, "--at_most=1MiB")[1])
 
 
+def test_a_goal_that_the_device_does_not_tell_is_refused_before_the_search(tuned, tune):
+    code, _, err = tune(SPACE, "given.yaml", *WORDS, "--for=joules_per_token")
+    assert (code, err.splitlines()[-1]) == (
+        2, "lmbench: --for joules_per_token: this device does not tell it; give another goal"
+    )  # fmt: skip
+
+
 def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said(tune, monkeypatch):
     monkeypatch.setattr("lmbench.campaign.tuning._VERDICT", 0.0)
     # As if the finals left open whether the second one is slower.
