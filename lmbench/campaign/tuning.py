@@ -223,8 +223,7 @@ class Stages:
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         if self.goal.cost(ended.record) is None:
             raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
-        self.step_tokens = ended.record.window.step_tokens
-        self.settings = with_arguments(ended.record.config)
+        self.step_tokens, self.settings = ended.record.window.step_tokens, with_arguments(ended.record.config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
@@ -241,9 +240,8 @@ class Stages:
                 useful.append(axis)
             else:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
-        # After an interruption there are runs of other stages too; counted, they would change the plan that goes on.
-        usual_s = statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
-        count = sum(len(axis.values) for axis in useful)
+        # Runs of later stages, which an earlier start left, would change the plan that goes on.
+        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
         by_noise = 1 + int(spread_of([baseline.costs(self.goal)]).std / _NOISE_PER_RUN)
         repeats = max(1, min(_ROUNDS, by_noise, int(_SEARCH * self.budget_s / (usual_s * max(1, count)))))
@@ -254,7 +252,6 @@ class Stages:
         for line in left_out:
             tell(f"tune: left out: {line}")
         tell(f"tune: runs go to {self.path}; after an interruption the same command goes on")
-
         measured = [baseline]
 
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
@@ -265,9 +262,8 @@ class Stages:
             if not any(candidate.runs for candidate in candidates):
                 return
             best = min(measured, key=lambda candidate: candidate.cost(self.goal))
-            gain = baseline.cost(self.goal) / best.cost(self.goal)
             spent = f"{duration(sum(self.costs_s()))} of {duration(self.budget_s)}"
-            tell(f"tune: {spent}: best so far {times(gain)}: {best.trial}")
+            tell(f"tune: {spent}: best so far {times(baseline.cost(self.goal) / best.cost(self.goal))}: {best.trial}")
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
