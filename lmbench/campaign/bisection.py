@@ -90,7 +90,7 @@ class Bisection:
         between = [suspect.name for suspect in self.row[self.row.index(before) + 1 : self.row.index(found)]]
         comparison = self._rounds(before, found, f"found-{self.row.index(found)}").measure()
         lines += labelled("or", between and f"one of those that do not run: {', '.join(between)}")
-        lines.append(Line("by itself", f"{_shown(comparison)} than {before.name}"))
+        lines.append(Line("its change", f"{_shown(comparison)} than {before.name}, the one before it"))
         own = comparison_answer(comparison)
         figures |= {"before": before.name, "or": between, "comparison": own.figures}
         headline = [Line(f"first {self.what}", found.name), *lines]
@@ -136,7 +136,11 @@ class Bisection:
         """The differences of the rounds that were measured earlier."""
         if not (self._folder(self.row[0], suspect) / SWEEP_FILE).is_file():
             return []
-        return _differences(self._rounds(self.row[0], suspect).compare())
+        try:
+            return _differences(self._rounds(self.row[0], suspect).compare())
+        except UsageError:
+            # No run of a side ended before an earlier start did.
+            return []
 
     def _measure(self, suspect: Suspect) -> None:
         """Measure one more round of a suspect, or leave it out if it, or its environment, cannot be made to run."""

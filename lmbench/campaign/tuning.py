@@ -211,7 +211,7 @@ class Stages:
         """Try the axes that apply and can help, one after the other.
 
         Raises:
-            UsageError: the given configuration does not run.
+            UsageError: the given configuration does not run, or has no figure of the goal.
         """
         baseline = Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
@@ -221,8 +221,9 @@ class Stages:
         if ended is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
-        self.step_tokens = ended.record.window.step_tokens
-        self.settings = with_arguments(ended.record.config)
+        if self.goal.cost(ended.record) is None:
+            raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
+        self.step_tokens, self.settings = ended.record.window.step_tokens, with_arguments(ended.record.config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
@@ -239,7 +240,8 @@ class Stages:
                 useful.append(axis)
             else:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
-        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s())
+        # Runs of later stages, which an earlier start left, would change the plan that goes on.
+        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
         by_noise = 1 + int(spread_of([baseline.costs(self.goal)]).std / _NOISE_PER_RUN)
         repeats = max(1, min(_ROUNDS, by_noise, int(_SEARCH * self.budget_s / (usual_s * max(1, count)))))
@@ -250,7 +252,6 @@ class Stages:
         for line in left_out:
             tell(f"tune: left out: {line}")
         tell(f"tune: runs go to {self.path}; after an interruption the same command goes on")
-
         measured = [baseline]
 
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
@@ -261,9 +262,8 @@ class Stages:
             if not any(candidate.runs for candidate in candidates):
                 return
             best = min(measured, key=lambda candidate: candidate.cost(self.goal))
-            gain = baseline.cost(self.goal) / best.cost(self.goal)
             spent = f"{duration(sum(self.costs_s()))} of {duration(self.budget_s)}"
-            tell(f"tune: {spent}: best so far {times(gain)}: {best.trial}")
+            tell(f"tune: {spent}: best so far {times(baseline.cost(self.goal) / best.cost(self.goal))}: {best.trial}")
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)

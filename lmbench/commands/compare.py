@@ -113,8 +113,8 @@ def noise(
     """Measures how far a configuration is from itself when nothing was changed.
 
     The floor is stored as noise.json beside the results, by host, device and settings; `lmbench compare` finds
-    it in the closest folder above all runs that it compares. It takes 6 repeats of a configuration or more, in any
-    folder of runs or sweep. With --run it makes them as `lmbench fit --repeats` does, with its options.
+    it in the closest folder above a side's runs, or above those of both. It takes 6 repeats of a configuration or more,
+    in any folder of runs or sweep. With --run it makes them as `lmbench fit --repeats` does, with its options.
 
     Args:
         results: results with repeats

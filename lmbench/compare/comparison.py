@@ -195,7 +195,9 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         )
     runs = [*side_a.runs, *side_b.runs]
     check_about(about, runs)
-    joined, floors = join_cells(side_a.runs, side_b.runs), read_floors(home_of(runs))
+    joined = join_cells(side_a.runs, side_b.runs)
+    homes = dict.fromkeys(map(home_of, (runs, side_a.runs, side_b.runs)))
+    floors = [entry for home in homes for entry in read_floors(home)]
     only_a = [name for name, (_, runs_b) in joined.items() if not runs_b]
     only_b = [name for name, (runs_a, _) in joined.items() if not runs_a]
     cells = [_compare_cell(name, cell, about, floors) for name, cell in joined.items() if all(cell)]

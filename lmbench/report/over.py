@@ -76,7 +76,7 @@ def frame_over(group: Group, over: Over) -> Frame:
 def _git_order(commits: Iterable[str]) -> dict[str, int]:
     """The positions of commits in the history of the repository here; empty if it lacks one, so that time decides."""
     hashes = filter(str.isalnum, (commit.rstrip("+") for commit in commits))
-    ordered = git_output(Path.cwd(), "rev-list", "--no-walk=sorted", "--reverse", *hashes, "--") or ""
+    ordered = git_output(Path.cwd(), "rev-list", "--topo-order", "--reverse", *hashes, "--") or ""
     return {commit[:9]: position for position, commit in enumerate(ordered.split())}
 
 

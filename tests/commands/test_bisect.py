@@ -116,6 +116,13 @@ def test_the_same_command_goes_on_where_it_ended(bisect):
     again = bisect()
     assert again.figures["first"] == "model.option_11=11"
     assert bisect().started == []
+    # As if a kill had come in the first round of a suspect.
+    killed = next(Path("results").glob("bisect-*/suspect-10-*/runs"))
+    for run in killed.glob("*/run.json"):
+        run.write_text('{"schema_version": 1, "outcome": "running"}')
+    resumed = bisect()
+    assert resumed.figures["first"] == "model.option_11=11"
+    assert 10 in resumed.measured
 
 
 def test_commits_are_searched_along_first_parents(bisect):

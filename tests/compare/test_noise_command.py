@@ -48,6 +48,13 @@ def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_sett
     assert re.search("holds for +NVIDIA H200, small, .*; not for other settings", flat(captured.out))
 
 
+def test_compare_finds_the_floor_of_a_sides_own_repeats(tmp_path, printed):
+    a, b = (make_runs(tmp_path / side, TIMES) for side in "ab")
+    assert "no A/A noise floor is known" in flat(printed("compare", a, b))
+    printed("noise", a)
+    assert "no A/A noise floor" not in flat(printed("compare", a, b))
+
+
 def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, printed):
     folder = make_sweep(
         tmp_path / "s", {"small": TIMES, "medium": TIMES[:4], "large": TIMES, "few": TIMES[:5], "mixed": TIMES[:7]}

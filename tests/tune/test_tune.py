@@ -74,7 +74,13 @@ def tuned(tune):
     """The answer of a whole tuning, whose folder is TUNED."""
     code, answer, err = tune(SPACE, "given.yaml", *WORDS)
     assert code == 0, err
-    return answer
+    return {**answer, "plan": plan_in(err)}
+
+
+def plan_in(err):
+    """The line that says how many runs each trial of the search gets."""
+    (line,) = (line for line in err.splitlines() if " runs each, " in line)
+    return line
 
 
 def test_the_fastest_that_trains_is_found(tuned):
@@ -101,6 +107,7 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
     shutil.rmtree(lost)
     _, again, err = tune(SPACE, "given.yaml", *WORDS)
     assert (again["options"], again["refused"]) == (tuned["options"], tuned["refused"]), err
+    assert plan_in(err) == tuned["plan"]
     for path, written_ns in runs.items():
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
 
@@ -115,6 +122,13 @@ def test_trials_that_the_search_has_no_time_for_get_that_of_finals_which_nothing
 def test_a_configuration_above_the_memory_that_is_allowed_is_no_answer(tuned, tune):
     space = "only: true\naxes: {model.breaks: [true]}\n"
     assert "as given: too much memory" in str(tune(space, "given.yaml", *WORDS, "--at_most=1MiB")[1])
+
+
+def test_a_goal_that_the_device_does_not_tell_is_refused_before_the_search(tuned, tune):
+    code, _, err = tune(SPACE, "given.yaml", *WORDS, "--for=joules_per_token")
+    assert (code, err.splitlines()[-1]) == (
+        2, "lmbench: --for joules_per_token: this device does not tell it; give another goal"
+    )  # fmt: skip
 
 
 def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said(tune, monkeypatch):
