@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from lmbench.convergence.judgement import Judgement
+from lmbench.errors import ExitCode
 from lmbench.masking import masked_whole
 from lmbench.records.statistics import geometric_mean
 from lmbench.records.vocabulary import Values
@@ -107,7 +108,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
         headline=[
             *_findings(tuning, spread, change),
             Line("took", f"{spent}, {measured} of {len(tuning.candidates)} trials measured"),
-            use_line(path),
+            *([] if tuning.answer.problem else [use_line(path)]),
         ],
         tables=[_choices(tuning, spread)],
         notes=[Line("gain", f"how many times better a choice is than the trial that it was added to; {note}")],
@@ -124,6 +125,8 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
             "spent_s": tuning.spent_s,
             "budget_s": tuning.budget_s,
         },
+        # The answer is then the given configuration, for want of another.
+        exit_code=ExitCode.OUT_OF_MEMORY if tuning.answer.problem else ExitCode.OK,
     )
 
 

@@ -14,6 +14,7 @@ from paths import SUPPORT
 from warm_servers import warm_servers
 
 from lmbench.cli import main
+from lmbench.errors import ExitCode
 from lmbench.memory.forecast import TargetGpu
 from lmbench.memory.plan import (
     BlockFacts,
@@ -121,7 +122,8 @@ def test_trials_that_the_search_has_no_time_for_get_that_of_finals_which_nothing
 
 def test_a_configuration_above_the_memory_that_is_allowed_is_no_answer(tuned, tune):
     space = "only: true\naxes: {model.breaks: [true]}\n"
-    assert "as given: too much memory" in str(tune(space, "given.yaml", *WORDS, "--at_most=1MiB")[1])
+    code, answer, _ = tune(space, "given.yaml", *WORDS, "--at_most=1MiB")
+    assert (code, "as given: too much memory" in str(answer)) == (ExitCode.OUT_OF_MEMORY, True)
 
 
 def test_a_goal_that_the_device_does_not_tell_is_refused_before_the_search(tuned, tune):
