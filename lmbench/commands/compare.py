@@ -93,11 +93,16 @@ def _measured(
     engine = make_engine(sides.on or "local", options)
     path, file = find_sides(results, options, sides, is_elsewhere=engine is not None)
     rounds = Rounds(path, file, tolerance, read_budget_of_rounds(sides.budget), about, engine)
-    comparison = rounds.measure()
+    again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%"]
+    again += [word for name in about for word in ("--about", name)]
+    try:
+        comparison = rounds.measure()
+    except (KeyboardInterrupt, SystemExit):
+        tell(f"compare: go on: {shlex.join(again)}")
+        raise
     if comparison.verdict == UNDECIDED:
         if rounds.advice:
             tell(f"compare: {rounds.advice}")
-        again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%"]
         again += ["--budget", budget_text(rounds.more_s) if rounds.advice else sides.budget or "10m"]
         tell(f"compare: go on: {shlex.join(again)}")
     return comparison_answer(comparison)

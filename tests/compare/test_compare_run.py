@@ -13,6 +13,7 @@ from simulated_cells import MeasuredServers
 from tables import flat
 
 from lmbench.cli import main
+from lmbench.interruption import Terminated
 
 CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 
@@ -136,6 +137,14 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     assert (continued.code, continued.started[:3]) == (0, ["B1", "A1", "A2"])
     nothing = compare_run(step_s, "results/c", "--gate=3%")
     assert (nothing.code, nothing.started) == (0, [])
+
+
+def test_an_interrupted_comparison_says_how_it_goes_on(compare_run):
+    def step_s(side, repeat):
+        raise Terminated
+
+    servers = compare_run(step_s, "a.yaml", "--name=c", "--gate=3%", "--about=model.size")
+    assert "compare: go on: lmbench compare --run results/c --gate 3% --about model.size" in servers.err
 
 
 def test_a_round_whose_guard_failed_is_measured_again_within_the_budget_alone(compare_run, monkeypatch):
