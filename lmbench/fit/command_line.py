@@ -318,6 +318,8 @@ def _wrong_value(name: str, value: str, text: str) -> UsageError:
     wrong_class = _WRONG_CLASS.search(text)
     if wrong_class is not None and not words:
         return UsageError(f"{name}: {' '.join(wrong_class[1].split())}")
-    types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
-    allowed = ", ".join(dict.fromkeys(words or types)) or text
+    kinds = re.findall(r"Expected an? <class '(\w+)'>", text)
+    # Where words are allowed beside other types, these are of other settings if a text is among them.
+    types = [] if words and "str" in kinds else [_TYPES.get(kind, kind) for kind in kinds if kind != "NoneType"]
+    allowed = ", ".join(dict.fromkeys([*types, *words])) or text
     return UsageError(f"{name} is {MASK if is_secret(name) else repr(value)}; allowed: {allowed}")

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from lmbench.data.datamodule import TokenData
+from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -103,3 +104,8 @@ def test_resumed_parts_of_an_optimizer_have_its_momentum_and_its_groups(muon):
         assert old.state.keys() == new.state.keys()
         for parameter, values in old.state.items():
             assert all(torch.equal(value, new.state[parameter][name]) for name, value in values.items())
+
+
+def test_a_choice_that_there_is_not_is_refused_in_python_too():
+    with pytest.raises(UsageError, match="unknown fused_projections 'kv'; choose one of true, false, qkv"):
+        LanguageModel(fused_projections="kv")
