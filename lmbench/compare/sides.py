@@ -31,8 +31,6 @@ BothRuns = tuple[list[StoredRun], list[StoredRun]]
 
 #: The words for a change up and a change down, of a time and of any other figure.
 TIME_WORDS = ("slower", "faster")
-#: Of this many turns the first one is left out.
-_LEAST_TURNS = 4
 SIZE_WORDS = ("larger", "smaller")
 
 
@@ -248,9 +246,7 @@ def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
     """log(B / A) of each turn of a round, empty where its processes took no turns."""
     turns_a, turns_b = (run.record.window.turn_steps_s or [] for run in (a, b))
     count = min(len(turns_a), len(turns_b))
-    # The first turn begins on a machine that has just started two processes.
-    first = 1 if count >= _LEAST_TURNS else 0
-    return logs_of(turns_b[first:count]) - logs_of(turns_a[first:count]) if count else np.array([])
+    return logs_of(turns_b[:count]) - logs_of(turns_a[:count]) if count else np.array([])
 
 
 def is_first(run: StoredRun) -> bool:

@@ -111,8 +111,7 @@ class Window:
         factory=list,
     )
     turn_steps_s: Annotated[list[float] | None, "s"] = about(
-        "Median `step_s` of each turn, without the first step of a turn of several; null where no other process "
-        "measured in between."
+        "Typical `step_s` of each turn, the trimean of its steps; null where no other process measured in between."
     )
     replaced_functions: list[str] | None = about(
         "Clocks and synchronizes of Python, PyTorch and lmbench that were not the original functions when the window "

@@ -96,6 +96,12 @@ def robust_std(values: Sequence[float]) -> float:
     return float(STD_PER_MAD * np.median(np.abs(np.asarray(values) - np.median(values))))
 
 
+def trimean(values: Sequence[float]) -> float:
+    """(lower quartile + 2 medians + upper quartile) / 4 of one value or more (Tukey, Exploratory Data Analysis, 1977)."""
+    lower, middle, upper = np.quantile(values, (0.25, 0.5, 0.75))
+    return float(lower + 2 * middle + upper) / 4
+
+
 def trend(values: Sequence[float]) -> tuple[float, float] | None:
     """The drift from the first to the last value as a fraction of the first, and its p value; None below six values.
 

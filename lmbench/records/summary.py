@@ -20,6 +20,7 @@ from lmbench.records.statistics import (
     outlier_count,
     sample_std,
     trend,
+    trimean,
 )
 from lmbench.records.step import NORMS, StepRecord, select_window
 from lmbench.records.trends import changes_of, growth_of, saving_of
@@ -48,12 +49,9 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     turns: dict[int | None, list[float]] = {}
     for step in used:
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)
-    if turns and all(len(times_s) > 1 for times_s in [*turns.values()][:-1]):
-        # Turns of several steps, as on a GPU, begin on an idle device, where the first step waits for the host.
-        turns = {turn: times_s[1:] for turn, times_s in turns.items() if times_s[1:]}
     # A turn whose steps were all skipped would shift the turns after it.
     is_complete = turns and [*turns] == [*range(len(turns))]
-    window.turn_steps_s = [*map(statistics.median, turns.values())] if is_complete else None
+    window.turn_steps_s = [*map(trimean, turns.values())] if is_complete else None
     if raw_wall_s is not None:
         # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s

@@ -131,7 +131,7 @@ def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_pat
 
 
 def test_rounds_in_turns_have_the_median_difference_of_their_turns_and_noise_knows_their_spread(tmp_path, printed):
-    # The first turn does not count.
+    # One turn was disturbed on both sides.
     turns = {
         (side, repeat): {"window__turn_steps_s": [1.0, 0.05 * factor, 0.06 * factor, 0.07 * factor]}
         for side, factor in (("A", 1.0), ("B", 1.03))

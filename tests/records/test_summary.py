@@ -86,13 +86,13 @@ def test_where_every_step_is_short_none_is_counted_as_left_out():
 @pytest.mark.parametrize(
     ("turns", "expected"),
     [
-        ([0, 0, 0, 1, 1, 1, 2], [2.5, 5.5]),
+        ([0, 0, 0, 1, 1, 2], [2.0, 4.5, 6.0]),
         # Single steps in turn, and the rest of the window without the other process.
         ([0, 1, 2, 2, 2], [1.0, 2.0, 4.0]),
         ([None, None], None),
     ],
 )
-def test_a_turn_of_several_steps_counts_without_its_first(turns, expected):
+def test_a_turn_of_several_steps_has_their_trimean(turns, expected):
     steps = [_step(step, step_s=float(step)) for step in range(1, len(turns) + 1)]
     for step, turn in zip(steps, turns, strict=True):
         step.turn = turn
