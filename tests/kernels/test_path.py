@@ -224,6 +224,14 @@ def test_clocks_that_disagree_are_read(words, tmp_path, capsys):
         assert answer(capsys, trace.write(tmp_path / "t.json"), *words)
 
 
+def test_the_path_of_a_trace_without_steps_is_of_the_whole_trace_and_has_no_changes_that_are_unknown(tmp_path, capsys):
+    trace = HandWritten()
+    trace.op("aten::mm", 0, 2000)
+    text = shown(capsys, trace.write(tmp_path / "t.json"), "--path")
+    assert "2.000 ms in the whole trace: gemm" in text
+    assert "What if" not in text
+
+
 def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_the_measured_one(tmp_path):
     def change(run, _):
         place = run["sweep"]["axes"]
