@@ -199,6 +199,7 @@ def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_mo
         (two_streams, "rank=median", "needs the traces of several ranks"),
         (two_streams, "optimizer=fused", "changes nothing"),
         (already_fused, "attention=fused", "changes nothing"),
+        (two_streams, "kind:gemm=1", "changes nothing: the trace has none of it, or it is so already"),
     ],
 )
 def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, capsys):
