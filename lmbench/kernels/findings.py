@@ -64,7 +64,7 @@ class KernelFindings:
 
     @cached_property
     def operators(self) -> pd.DataFrame:
-        return operator_times(self.trace)
+        return operator_times(self.graph)
 
     @property
     def attention(self) -> dict[Phase, AttentionTimes]:

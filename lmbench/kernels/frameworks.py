@@ -62,7 +62,7 @@ def _sigterm_ns(trace: Trace) -> int:
     host, names, nesting = trace.host.events, trace.host.names, trace.host.nesting
     phases = trace.timeline.at(host.start_ns.to_numpy())
     total_ns = count = 0
-    for item in np.flatnonzero(host.name == "aten::item").tolist():
+    for item in np.flatnonzero((host.name == "aten::item") & host.start_ns.between(*trace.span_ns, "left")).tolist():
         beside = (event for event in nesting.climb(item - 1) if nesting.parent[event] == nesting.parent[item])
         before = next(beside, item)
         is_broadcast = names[before] == "c10d::broadcast_" or host.arguments[before].collective_name == "broadcast"
@@ -79,6 +79,7 @@ def _bucket_copies_ns(trace: Trace) -> int:
     is_copy = where(trace.host.names, _BUCKET_COPY.match)
     kernels, copies = trace.kernels[trace.kernels.is_counted], trace.host.events[is_copy]
     if kernels.empty:
+        copies = copies[copies.start_ns.between(*trace.span_ns, "left")]
         return int((copies.end_ns - copies.start_ns).sum())
     is_inside = take(trace.host.nesting.innermost(is_copy), kernels.around.to_numpy(), NONE) != NONE
     return int(kernels.duration_ns[is_inside].sum())

@@ -55,7 +55,8 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
             if (rank := _rank_of(trace)) is None or rank in traces:
                 problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
                 raise UsageError(
-                    f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
+                    f"{problem}: name files rank0.json.gz, ..., or give one of them alone; "
+                    "`lmbench compare --kernels A B` compares two"
                 )
             traces[rank] = trace
     return dict(sorted(traces.items()))

@@ -46,11 +46,10 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     step_s, count = simulation.traced_s, len(graph.traces)
     sums = {axis: shown.groupby(axis).s.sum().sort_values(ascending=False) for axis in ("cause", "phase", "part")}
     ranks = f" over {count} ranks" if count > 1 else ""
+    has_steps = any(len(trace.timeline.step_ns) for trace in graph.traces.values())
+    per = f"per step{ranks}, of {graph.steps} steps" if has_steps else f"in the whole trace{ranks}"
     headline = [
-        Line(
-            "path",
-            f"{milliseconds(step_s)} ms per step{ranks}, of {graph.steps} steps: {_listed(sums['cause'], step_s)}",
-        ),
+        Line("path", f"{milliseconds(step_s)} ms {per}: {_listed(sums['cause'], step_s)}"),
         *_launching_lines(simulation, shown),
         Line("by phase", _listed(sums["phase"], step_s)),
         Line("by part", _listed(sums["part"].drop("", errors="ignore"), step_s)),
@@ -62,7 +61,9 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     causes = causes.assign(step_s=sums["cause"], share_fraction=sums["cause"] / step_s).sort_values(
         "step_s", ascending=False
     )
-    tables = [what_ifs, table("kernels/path", causes.reset_index()), _link_table(simulation, shown)]
+    tables = [table("kernels/path", causes.reset_index()), _link_table(simulation, shown)]
+    if what_ifs.rows:
+        tables = [what_ifs, *tables]
     residual = (
         f"the graph without a change, simulated until it is steady, differs by {simulation.residual_fraction:+.1%}"
     )

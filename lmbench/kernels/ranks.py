@@ -81,8 +81,12 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
     if len(last):
         tables.append(table("kernels/collectives", last))
         figures["rank_wait_fraction"] = waiting
-        least = "at least " if len(rows) < world_size else ""
+        clocked = pd.concat([result.trace.kernels[result.trace.is_clocked] for result in findings.values()])
+        unmatched = len(clocked.query("is_counted and collective != ''")) - len(matches)
+        least = "at least " if unmatched or len(rows) < world_size else ""
         division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
+        if unmatched:
+            division += f"; {unmatched} of its kernels match none of another rank"
         worst, mean_ms = last.iloc[0], milliseconds(last.longest_s.mean())
         largest = f"{milliseconds(worst.longest_s)} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
         lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {largest}"))

@@ -149,14 +149,15 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
     return means.sort_values("kernel_s", ascending=False, kind="stable").reset_index()
 
 
-def operator_times(trace: Trace) -> pd.DataFrame:
-    """Host time per step by phase, in the order of a step, and operator, the longest first.
+def operator_times(graph: Graph) -> pd.DataFrame:
+    """Host time per clocked step by phase, in the order of a step, and operator, the longest first.
 
     The columns are `phase`, `name`, `self_s` without operators inside, the `share_fraction` of the phase's self time,
     `call_count` and `mean_s`.
     """
-    steps = trace.timeline.steps
-    is_operator = ~is_range(trace.host.events)
+    (trace,) = graph.traces.values()
+    begin_ns, past_ns = trace.clocked_ns
+    is_operator = ~is_range(trace.host.events) & trace.host.events.start_ns.between(begin_ns, past_ns, "left")
     operators, is_engine = trace.host.events[is_operator], trace.host.is_engine[is_operator]
     start_ns, end_ns = operators[["start_ns", "end_ns"]].to_numpy().T
     self_ns = end_ns - start_ns
@@ -171,7 +172,7 @@ def operator_times(trace: Trace) -> pd.DataFrame:
         "ns": np.maximum(self_ns, 0),
     }
     sums = pd.DataFrame(columns).groupby(["phase", "name"], sort=False).ns.agg(ns="sum", number="size")
-    work = Work(sums.reset_index(), steps)
+    work = Work(sums.reset_index(), graph.steps)
     rows = pd.concat([work.by("phase", "name", phase=phase) for phase in work.phases or [STEP]])
     return rows.rename(columns={"kernel_s": "self_s", "kernel_count": "call_count"})
 

@@ -232,7 +232,7 @@ class WhatIf:
         elif axis == "launches":
             factors[is_launching] = 0.0
         if (factors == 1.0).all():
-            raise UsageError(f"--what_if {change.words} changes nothing: the trace has no such kernels")
+            raise UsageError(f"--what_if {change.words} changes nothing: the trace has none of it, or it is so already")
         return factors
 
 

@@ -52,6 +52,20 @@ def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outsi
     assert words(kernels_answer(examine(trace.write(tmp_path / "t.json"))), "cost") == texts
 
 
+def test_a_cost_before_the_first_whole_step_is_in_no_mean_per_step(tmp_path):
+    """Steps that end with the optimizer's are whole from its first one on."""
+    trace = HandWritten()
+    for begin in (0, 5_000, 10_000):
+        trace.op("torch::distributed::reducer::mul_out", begin, 1_000)
+        trace.op("c10d::broadcast_", begin + 1_100, 200)
+        trace.op("aten::item", begin + 1_350, 550)
+        trace.range("Optimizer.step#SGD.step", begin + 3_000, 1_000)
+    assert words(kernels_answer(examine(trace.write(tmp_path / "t.json"))), "cost") == [
+        CHECK.format("0.800"),
+        "gradients are copied into buckets: 1.000 ms; gradient_as_bucket_view=True spares it",
+    ]
+
+
 def test_a_real_rank_has_lightnings_check_and_copies_of_gradients():
     """On two H200s by lmbench's `ddp`, in Lightning's default: 25 gradients, copied into buckets by 25 products."""
     assert words(kernels_answer(examine(TRACES / "two_gpus" / "trace.json.gz")), "cost") == [

@@ -199,6 +199,7 @@ def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_mo
         (two_streams, "rank=median", "needs the traces of several ranks"),
         (two_streams, "optimizer=fused", "changes nothing"),
         (already_fused, "attention=fused", "changes nothing"),
+        (two_streams, "kind:gemm=1", "changes nothing: the trace has none of it, or it is so already"),
     ],
 )
 def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, capsys):
@@ -222,6 +223,14 @@ def test_clocks_that_disagree_are_read(words, tmp_path, capsys):
     whole.events = [event for event in whole.events if "lmbench.step" not in event["name"]]
     for trace in (whole, steps):
         assert answer(capsys, trace.write(tmp_path / "t.json"), *words)
+
+
+def test_the_path_of_a_trace_without_steps_is_of_the_whole_trace_and_has_no_changes_that_are_unknown(tmp_path, capsys):
+    trace = HandWritten()
+    trace.op("aten::mm", 0, 2000)
+    text = shown(capsys, trace.write(tmp_path / "t.json"), "--path")
+    assert "2.000 ms in the whole trace: gemm" in text
+    assert "What if" not in text
 
 
 def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_the_measured_one(tmp_path):

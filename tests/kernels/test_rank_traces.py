@@ -83,6 +83,9 @@ def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, 
     record = answer(capsys, *paths)
     assert len(record["tables"].get("collectives", ())) == matched
     assert ("rank_wait_fraction" in record) == bool(matched)
+    # A wait that is not known makes the sum of waits a least one, and the answer says so.
+    (lost,) = [text for label, text in record["headline"] if label == "lost"]
+    assert ("at least" in lost and "4 of its kernels match none" in lost) == (matched == 2)
     sizes = {row["collective"]: row.get("message_bytes") for row in record["tables"]["communication"]}
     assert sizes.get("point-to-point", 128) == 128
     # Rank 1 has the longer product, whether or not collectives match.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trace_events import AUTOGRAD, MAIN, HandWritten, examined
 
-from lmbench.kernels.sums import Work, attention_times
+from lmbench.kernels.sums import Work, attention_times, host_times
 from lmbench.records.run import Model
 
 
@@ -38,6 +38,21 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch():
         "on autograd's own thread": [1, pytest.approx(32e-6), pytest.approx(32e-6), 1],
     }
     assert next(iter(rows)) == "backward"
+
+
+@pytest.mark.parametrize(("name", "at"), [("Optimizer.step#SGD.step", 80), ("lmbench.step:{}", 0)])
+def test_operators_outside_of_the_clocked_steps_count_in_no_mean_per_step(name, at):
+    trace = HandWritten()
+    trace.metadata["steps"] = 3
+    for number, lasts in enumerate((64, 2, 6)):
+        trace.range(name.format(number), 100 * number + at, 100 - at)
+        if name.startswith("lmbench"):
+            trace.phase("forward", 100 * number, 70)
+        trace.op("aten::mm", 100 * number, lasts)
+    findings = trace.examined()
+    (row,) = findings.operators[["self_s", "call_count", "mean_s"]].to_dict("records")
+    assert row == {"self_s": pytest.approx(4e-6), "call_count": 1, "mean_s": pytest.approx(4e-6)}
+    assert host_times(findings.graph).operators_s.sum() == pytest.approx(row["self_s"])
 
 
 def test_inside_attention_are_four_parts_with_both_ratios():
