@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
@@ -77,7 +77,8 @@ _GIVEN = "given"
 class Stages:
     """The sweeps of a tuning, each in a folder below `path`. A run that is in its folder already is not repeated.
 
-    The budget is in device time: the time of all processes, each from start to end.
+    The budget is in device time: the time of all processes, each from start to end. `command` repeats the tuning, and
+    stands in each sweep's folder.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class Stages:
     goal: Goal
     budget_s: float
     most_bytes: int | None
+    command: Sequence[str] = ()
     cache: CompileCache = field(default_factory=CompileCache)
     #: All settings of the given configuration, and its tokens per step; known once it has run.
     settings: Values = field(default_factory=dict)
@@ -175,6 +177,7 @@ class Stages:
             repeats: processes for each point.
         """
         plan = make_plan(stage, sweep_from({"base": base, "include": list(points.values()), "repeats": repeats}))
+        plan = replace(plan, command=self.command)
         names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
         path = self.folder(stage, (cell.id for cell in plan.cells))
         if stage == _GIVEN and {*self.path.glob(f"{_GIVEN}-*")} - {path}:

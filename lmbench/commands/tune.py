@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lmbench.commands.words import read_budget, read_configuration, read_size
 from lmbench.configs import find_config
+from lmbench.fit_options import option_words
 from lmbench.records.store import check_name
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
@@ -64,7 +65,10 @@ def tune(
     goal, axes, budget_s = goal_of("peak" if is_plan else for_), read_space(space), read_budget(budget)
     folder = name or f"tune-{Path(str(options[CONFIG])).stem}"
     check_name("--name", folder)
-    stages = Stages(results_dir / folder, options, goal, budget_s, read_size(at_most))
+    given = {"space": space, "budget": budget, "for": for_, "at_most": at_most}
+    words = option_words({name: str(value) for name, value in given.items() if value is not None})
+    command = ["lmbench", "tune", *filter(None, [configuration]), *settings, *words]
+    stages = Stages(results_dir / folder, options, goal, budget_s, read_size(at_most), command)
     if is_plan:
         return proof_answer(*prove(stages, trust), stages.path)
     return tune_answer(stages.tune(axes, trust), stages.path)

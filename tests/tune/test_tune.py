@@ -102,6 +102,11 @@ def test_the_fastest_that_trains_is_found(tuned):
     assert model == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 12}}
 
 
+def test_a_stages_folder_has_the_command_that_repeats_the_tuning(tuned):
+    (given,) = TUNED.glob("given-*/sweep.json")
+    assert json.loads(given.read_text())["command"].startswith("lmbench tune given.yaml --measure.warmup_steps=1 ")
+
+
 def test_a_kill_costs_only_what_ran(tuned, tune):
     runs = {path: path.stat().st_mtime_ns for path in TUNED.glob("*/runs/*/run.json")}
     (lost,) = TUNED.glob("training-1-*")
