@@ -217,7 +217,10 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
 def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     code, run = fit(*TINY, "--trainer.strategy=ddp", "--trainer.profiler=kernels")
     assert (code, (run.path / "rank1" / "trace.json.gz").is_file()) == (0, True)
-    assert "ranks        2, without kernels: gloo's collectives run on the host" in printed("kernels", run.path)
+    shown = printed("kernels", run.path)
+    assert "ranks        2, without kernels: gloo's collectives run on the host" in shown
+    # Its gradients are views of the buckets already.
+    assert "gradient_as_bucket_view" not in shown
 
 
 @pytest.mark.parametrize(
