@@ -35,7 +35,7 @@ class CommunicationProbe(Observer):
     Recorded under `communication`, of the window:
 
     - `sigterm_check_s`, `sigterm_check_location`: host seconds per step in Lightning's check for SIGTERM, and its line.
-    - `bucket_copy_bytes`: gradients that DDP copies into buckets; null without DDP.
+    - `bucket_copy_bytes`: gradients that DDP copies out of buckets; null without DDP.
     - `bucket_split_count`: graphs that Dynamo added by splitting at DDP's buckets; null without DDP.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import traceback
@@ -239,7 +240,8 @@ class RunRecorder(Observer):
         assert self.folder is not None
         if collective := failed_collective(exception):
             ending.error.kind = COLLECTIVE_FAILED
-            ending.error.message = f"{ending.error.message} (in {collective})"
+            # Gloo's message begins with a place in its source.
+            ending.error.message = re.sub(r"^\[\S+:\d+\] ", "", f"{ending.error.message} (in {collective})")
         if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE):
             with suppress(OSError):
                 text = masked_message("".join(traceback.format_exception(exception)))

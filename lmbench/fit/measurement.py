@@ -244,7 +244,9 @@ class Measurement:
             raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
         if not self.settings.sigterm_broadcast:
             # Leave out a broadcast that the host waits for in each batch; `run_ranks`, or the launcher, ends all ranks.
+            # Lightning's handler would wait in such a broadcast for ranks that got no signal, before ours is called.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing
+            trainer._signal_connector._sigterm_notifier_fn = _do_nothing
         return trainer
 
     def _callbacks(self, user: list[Callback], announces: bool) -> list[Callback]:

@@ -19,10 +19,11 @@ COMPILING = re.compile(
     r"\(dynamo_timed\)$"
     r"|^torch/_dynamo/convert_frame\.py\(\d+\): _compile$|^triton/compiler/compiler\.py\(\d+\): compile$"
 )
-# DDP's Reducer copies gradients into its buckets and back in these ranges (torch/csrc/distributed/c10d/reducer.cpp).
-_BUCKET_COPY = re.compile(r"^torch(::distributed::reducer::(mul_out|copy_)|\.distributed\.ddp\.reducer::copy_bucket)")
+# DDP's Reducer copies gradients out of its buckets in this range (torch/csrc/distributed/c10d/reducer.cpp). It also
+# copies them in, views or not, as long as `zero_grad` frees them.
+_BUCKET_COPY = re.compile(r"^torch\.distributed\.ddp\.reducer::copy_bucket")
 _SIGTERM = "Lightning's SIGTERM check synchronizes each batch: training_epoch_loop.py, {ms} ms"
-_BUCKET_COPIES = "gradients are copied into buckets: {ms} ms; gradient_as_bucket_view=True spares it"
+_BUCKET_COPIES = "gradients are copied out of buckets: {ms} ms; gradient_as_bucket_view=True spares it"
 
 
 def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
@@ -75,7 +76,7 @@ def _sigterm_ns(trace: Trace) -> int:
 
 
 def _bucket_copies_ns(trace: Trace) -> int:
-    """The time of the kernels with which DDP copies gradients into buckets and back; of its operators on a CPU."""
+    """The time of the kernels with which DDP copies gradients out of buckets; of its operators on a CPU."""
     is_copy = where(trace.host.names, _BUCKET_COPY.match)
     kernels, copies = trace.kernels[trace.kernels.is_counted], trace.host.events[is_copy]
     if kernels.empty:

@@ -159,10 +159,11 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         requested_s *= 1 - PACE_LIMIT_FRACTION
     requests = ((count or 0, window.requested_steps), (lasted_s, requested_s))
     missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
+    was_agreed = window.pace_steps is not None and (count or 0) >= (window.requested_steps or 0)
     yield make_guard(
         "window_complete",
         missing if has_ended and count is not None else None,
-        variant="" if count else "empty",
+        variant="empty" if not count else "ranks" if was_agreed else "",
         window=window,
         lasted_s=lasted_s,
     )

@@ -403,7 +403,7 @@ class Communication:
     )
     sigterm_check_location: Text = about("File and line of that check; null where it is off.")
     bucket_copy_bytes: Bytes = lower(
-        "Bytes of gradients that DDP copies into its buckets in a step, because gradients are not views of them."
+        "Bytes of gradients that DDP copies out of its buckets in a step, because gradients are not views of them."
     )
     bucket_split_count: Count = lower(
         "Number of further graphs that came from Dynamo's splitting of graphs at DDP's buckets."
