@@ -45,7 +45,6 @@ TRAINER_DEFAULTS: Values = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
     "limit_val_batches": 0,
-    "use_distributed_sampler": False,
 }
 
 #: Lightning's callbacks that refuse a Trainer without a logger, which TRAINER_DEFAULTS make it.

@@ -155,7 +155,11 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         pilot = run_fit(fit_options, folder / "pilot", heard=task.note, variables=KEPT_HEAP)
         steps = pilot.window.steps
         task.keep(f"a first run of lmbench fit settled on {steps} steps a window")
-        fixed = f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false"
+        # The bare loop gives every rank the loader as it is.
+        fixed = (
+            f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false "
+            "--trainer.use_distributed_sampler=false"
+        )
         options, pairs = [*fit_options, *fixed.split()], list[Pair]()
         # Ranks that wait for their turn would keep their GPUs busy.
         fits_together = pilot.world_size == 1

@@ -15,7 +15,7 @@ import lmbench.version
 
 
 class Uneven(lightning.pytorch.LightningModule):
-    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step."""
+    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step. Each rank has rows of its own."""
 
     def __init__(self, deed: str):
         super().__init__()
@@ -33,13 +33,15 @@ class Uneven(lightning.pytorch.LightningModule):
             time.sleep(0.03)
         elif self.global_rank == 1 and batch_idx == 9 and self.deed in DEEDS:
             DEEDS[self.deed]()
+        if batch_idx == 0 and self.all_gather(batch[1]).unique().numel() < batch[1].numel() * self.trainer.world_size:
+            raise ValueError("ranks share rows")
         return self.net(batch[0]).square().mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.01)
 
     def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.ones(400, 8)), 4)
+        return DataLoader(TensorDataset(torch.ones(800, 8), torch.arange(800)), 4)
 
 
 def reduce_slowly(_, bucket):
