@@ -97,7 +97,7 @@ def robust_std(values: Sequence[float]) -> float:
 
 
 def trimean(values: Sequence[float]) -> float:
-    """(lower quartile + 2 medians + upper quartile) / 4 of one value or more (Tukey, Exploratory Data Analysis, 1977)."""
+    """(lower quartile + 2 medians + upper quartile) / 4 (Tukey, Exploratory Data Analysis, 1977)."""
     lower, middle, upper = np.quantile(values, (0.25, 0.5, 0.75))
     return float(lower + 2 * middle + upper) / 4
 

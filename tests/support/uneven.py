@@ -15,7 +15,10 @@ import lmbench.version
 
 
 class Uneven(lightning.pytorch.LightningModule):
-    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step. Each rank has rows of its own."""
+    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step.
+
+    It fails where ranks share rows of the data.
+    """
 
     def __init__(self, deed: str):
         super().__init__()
