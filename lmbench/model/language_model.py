@@ -98,7 +98,7 @@ class LanguageModel(LightningModule):
         if residual_dtype not in (None, "bf16"):
             raise unknown("residual_dtype", residual_dtype, ["bf16"])
         if fused_projections not in (False, True, "qkv"):
-            raise unknown("fused_projections", fused_projections, ["true", "false", "qkv"])
+            raise unknown("fused_projections", str(fused_projections), ["true", "false", "qkv"])
         check_at_least(1, context_length=context_length)
         #: Whether the network was built for this run: one that was trained before in this process is not fresh.
         self._is_fresh = True
