@@ -54,6 +54,11 @@ def received() -> int | None:
     return _state.received
 
 
+def is_listening() -> bool:
+    """Whether signals raise, as they do within `listening`."""
+    return _state.is_listening
+
+
 def exit_code(signum: int) -> int:
     """The exit code of a process that a signal ended: 130 for SIGINT, else 143, as a shell reports SIGTERM."""
     return 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)

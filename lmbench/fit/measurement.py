@@ -42,7 +42,7 @@ from lmbench.fit.trainer import BenchTrainer, as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.instruments.window import Schedule
-from lmbench.interruption import exits_raised, held, received
+from lmbench.interruption import exits_raised, held, is_listening, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.python_process import ProcessFailed
@@ -244,9 +244,10 @@ class Measurement:
             raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
         if not self.settings.sigterm_broadcast:
             # Leave out a broadcast that the host waits for in each batch; `run_ranks`, or the launcher, ends all ranks.
-            # Lightning's handler would wait in such a broadcast for ranks that got no signal, before ours is called.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing
-            trainer._signal_connector._sigterm_notifier_fn = _do_nothing
+            if is_listening():
+                # Lightning's handler would wait in a broadcast for ranks that got no signal, before ours is called.
+                trainer._signal_connector._sigterm_notifier_fn = _do_nothing
         return trainer
 
     def _callbacks(self, user: list[Callback], announces: bool) -> list[Callback]:
