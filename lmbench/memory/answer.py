@@ -212,8 +212,8 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
         smallest = min(plan.points, key=lambda point: point.reserved_bytes)
         least = f"{gib(smallest.reserved_bytes)} reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
         is_own = "data.batch_size" not in smallest.options
-        shorter = "shorter context or a smaller batch, which your own loader makes" if is_own else "shorter context"
-        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a {shorter}, or try `--also`")]
+        less = "shorter context, a smaller model" + (", a smaller batch of your loader" if is_own else "")
+        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a {less}, or try `--also`")]
     else:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
