@@ -277,10 +277,20 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = Non
         return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it", None)
     if not re.search("timed? ?out", str(error.message), re.I):
         hangs = ""
-    if not cause.rank and not hangs:
+    own = _collective_of(run)
+    others = {end.rank: _collective_of(end.run) for end in ends} if own else {}
+    calls = "".join(f"rank {rank} called {other}; " for rank, other in others.items() if other not in ("", own))
+    if not cause.rank and not hangs and not calls:
         return None
-    error.message = f"{hangs}rank {cause.rank}: {error.message}"
+    error.message = f"{hangs}{calls}rank {cause.rank}: {error.message}"
     return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
+
+
+def _collective_of(run: StoredRun) -> str:
+    """The collective in which a rank waited for others until its time was over, as its error's message ends."""
+    error = run.record.error
+    waited = re.search(r"\(in (.+)\)$", str(error.message)) if error and error.kind == COLLECTIVE_FAILED else None
+    return waited[1] if waited else ""
 
 
 def _innermost(log: str) -> str:

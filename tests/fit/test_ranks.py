@@ -214,6 +214,14 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
+def test_ranks_that_call_other_collectives_are_told_with_both():
+    words = ["--model=uneven.Uneven", "--model.deed=broadcast", "--trainer.strategy=ddp"]
+    code, run = fit(*words, "--measure.collective_timeout_s=1")
+    assert (code, run.outcome) == (5, "error")
+    called = r"gloo:(all_reduce|broadcast), number \d+ of its group, of (9|1000) elements"
+    assert re.fullmatch(rf"rank \d called {called}; rank \d: .+ \(in {called}\)", run.record.error.message)
+
+
 def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     code, run = fit(*TINY, "--trainer.strategy=ddp", "--trainer.profiler=kernels")
     assert (code, (run.path / "rank1" / "trace.json.gz").is_file()) == (0, True)

@@ -68,6 +68,7 @@ def hang():
 
 
 DEEDS = {
+    "broadcast": lambda: torch.distributed.broadcast(torch.ones(1000), 1),
     "hang": hang,
     "leave": lambda: os._exit(0),
     "end": lambda: os.kill(os.getpid(), signal.SIGTERM),
