@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -72,6 +73,7 @@ DEEDS = {
     "hang": hang,
     "leave": lambda: os._exit(0),
     "end": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "crash": lambda: ctypes.string_at(0),
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "fail": fail,
     "oom": run_out_of_memory,
