@@ -19,6 +19,7 @@ from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
 from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
 from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.git import git_output
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Line, labelled
@@ -92,8 +93,10 @@ class Bisection:
         lines += labelled("or", between and f"one of those that do not run: {', '.join(between)}")
         lines.append(Line("its change", f"{_shown(comparison)} than {before.name}, the one before it"))
         own = comparison_answer(comparison)
-        figures |= {"before": before.name, "or": between, "comparison": own.figures}
-        headline = [Line(f"first {self.what}", found.name), *lines]
+        log = found.revision and git_output(Path.cwd(), "show", "-s", "--format=%s (%an, %as)", found.revision)
+        subject = log.strip() if log else None
+        figures |= {"subject": subject, "before": before.name, "or": between, "comparison": own.figures}
+        headline = [Line(f"first {self.what}", found.name), *labelled("subject", subject), *lines]
         return replace(own, headline=headline, figures=figures, exit_code=ExitCode.OK)
 
     def _without_search(self, ends: Comparison) -> Answer:

@@ -135,6 +135,7 @@ def test_commits_are_searched_along_first_parents(bisect):
     servers = bisect("HEAD~16", "HEAD", "--config", "own.yaml")
     assert servers.code == 0, servers.err
     assert git("log", "-1", "--format=%s", servers.figures["first"]).strip() == "step 11"
+    assert servers.figures["subject"].startswith("step 11 (")
 
 
 @pytest.mark.parametrize(
