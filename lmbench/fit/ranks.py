@@ -55,8 +55,6 @@ LOG_FILE = "log.txt"
 #: The environment variable with the path of a rank's log.
 _LOG = "RANK_LOG_OF_LMBENCH"
 _STACK = "stack-of-lmbench"
-#: The end of the first line of a stack that faulthandler writes.
-_STACK_HEAD = "(most recent call first):"
 _LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 
 
@@ -190,7 +188,6 @@ def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:
     else:
         os.dup2(output, 1)
     os.dup2(output, 2)
-    faulthandler.enable(output, all_threads=False)
     end_after(lambda: sys.exit(measure()))
 
 
@@ -276,8 +273,7 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = Non
             return failed(COLLECTIVE_FAILED, f"{hangs}{waited}{calls}", None)
         how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
-            place = f" in {_innermost(cause.log)}" if _STACK_HEAD in cause.log else ""
-            how = f"was ended by {signal.Signals(-cause.code).name}{place}"
+            how = f"was ended by {signal.Signals(-cause.code).name}"
         return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it", None)
     if not re.search("timed? ?out", str(error.message), re.I):
         hangs = ""
@@ -299,7 +295,7 @@ def _collective_of(run: StoredRun) -> str:
 
 def _innermost(log: str) -> str:
     """The innermost frame outside of torch and lightning, by the last stack in a rank's log."""
-    stack = log.rpartition(_STACK_HEAD)[2]
+    stack = log.rpartition("(most recent call first):")[2]
     frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
     frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
     return next((f"{name} at {file}:{line}" for file, line, name in frames), "no place that it could tell")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -73,7 +72,6 @@ DEEDS = {
     "hang": hang,
     "leave": lambda: os._exit(0),
     "end": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "crash": lambda: ctypes.string_at(0),
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "fail": fail,
     "oom": run_out_of_memory,
