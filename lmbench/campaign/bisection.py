@@ -93,8 +93,7 @@ class Bisection:
         lines += labelled("or", between and f"one of those that do not run: {', '.join(between)}")
         lines.append(Line("its change", f"{_shown(comparison)} than {before.name}, the one before it"))
         own = comparison_answer(comparison)
-        log = found.revision and git_output(Path.cwd(), "show", "-s", "--format=%s (%an, %as)", found.revision)
-        subject = log.strip() if log else None
+        subject = found.revision and git_output(Path.cwd(), "show", "-s", "--format=%s (%an, %as)", found.revision)
         figures |= {"subject": subject, "before": before.name, "or": between, "comparison": own.figures}
         headline = [Line(f"first {self.what}", found.name), *labelled("subject", subject), *lines]
         return replace(own, headline=headline, figures=figures, exit_code=ExitCode.OK)

@@ -21,7 +21,7 @@ from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import as_text, settings
-from lmbench.records.statistics import Floats, logs_of
+from lmbench.records.statistics import Floats, logs_of, trimean
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE, Values
 
@@ -35,12 +35,12 @@ SIZE_WORDS = ("larger", "smaller")
 
 
 def typical_step_s(record: RunRecord) -> float | None:
-    """Seconds of a typical step of this process: the trimean of the window's steps (Tukey, Exploratory Data Analysis,
-    1977), or their mean where no quartiles were recorded. None for a window without steps."""
+    """Seconds of a typical step of this process: the trimean of the window's steps, or their mean where no quartiles
+    were recorded. None for a window without steps."""
     step = record.phases.step or PhaseSummary()
     if step.p25_s is None or step.median_s is None or step.p75_s is None:
         return mean_step_s(record)
-    return (step.p25_s + 2 * step.median_s + step.p75_s) / 4
+    return trimean(step.p25_s, step.median_s, step.p75_s)
 
 
 def mean_step_s(record: RunRecord) -> float | None:

@@ -77,6 +77,11 @@ def _rank_of(trace: Trace) -> int | None:
     return next((rank for rank in ranks if rank is not None), None)
 
 
+def collective_kernels(trace: Trace) -> pd.DataFrame:
+    """The kernels of a trace that communicate, with whether a clocked step launched them."""
+    return trace.kernels.assign(is_clocked=trace.is_clocked).query("is_counted and collective != ''")
+
+
 def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
     """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
 
@@ -96,7 +101,7 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
     for rank, trace in traces.items():
-        kernels = trace.kernels.assign(is_clocked=trace.is_clocked).query("is_counted and collective != ''")
+        kernels = collective_kernels(trace)
         group = [
             f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
             for group, messages in zip(kernels.group, kernels.messages, strict=True)

@@ -13,7 +13,7 @@ from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
 from lmbench.kernels.findings import KernelFindings, examine, examine_trace
 from lmbench.kernels.frameworks import framework_lines
-from lmbench.kernels.matching import load_ranks, match_collectives, traces_at
+from lmbench.kernels.matching import collective_kernels, load_ranks, match_collectives, traces_at
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, guard_lines
@@ -81,8 +81,8 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
     if len(last):
         tables.append(table("kernels/collectives", last))
         figures["rank_wait_fraction"] = waiting
-        clocked = pd.concat([result.trace.kernels[result.trace.is_clocked] for result in findings.values()])
-        unmatched = len(clocked.query("is_counted and collective != ''")) - len(matches)
+        communicating = [collective_kernels(result.trace).is_clocked.sum() for result in findings.values()]
+        unmatched = sum(communicating) - len(matches)
         least = "at least " if unmatched or len(rows) < world_size else ""
         division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         if unmatched:

@@ -176,9 +176,8 @@ def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> Attent
     is_tf32 = use.device.type != "cpu" and torch.get_float32_matmul_precision() != "highest"
     tolerance = TF32_TOLERANCE if is_tf32 and use.dtype is torch.float32 else TOLERANCES[use.dtype]
     # A wrong output has wrong gradients, whose deviation may be the larger one: the backward is told of a right output.
-    largest, largest_in = max(
-        deviations, key=lambda found: (found[0] > tolerance and found[1].startswith(PARTS[0]), found[0])
-    )
+    wrong_outputs = [found for found in deviations if found[0] > tolerance and found[1].startswith(PARTS[0])]
+    largest, largest_in = max(wrong_outputs or deviations)
     if largest > tolerance:
         raise UsageError(
             f"{INCORRECT}: {kind.name} is off by {largest:.2g} in the {largest_in}; allowed in "

@@ -51,7 +51,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)
     # A turn whose steps were all skipped would shift the turns after it.
     is_complete = turns and [*turns] == [*range(len(turns))]
-    window.turn_steps_s = [*map(trimean, turns.values())] if is_complete else None
+    quartiles = [np.quantile(times_s, (0.25, 0.5, 0.75)).tolist() for times_s in turns.values()]
+    window.turn_steps_s = [trimean(*of_turn) for of_turn in quartiles] if is_complete else None
     if raw_wall_s is not None:
         # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s

@@ -10,7 +10,7 @@ from lmbench.masking import leaves, masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
-from lmbench.records.run import Model, RunRecord
+from lmbench.records.run import Model, Revision, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named
 from lmbench.records.vocabulary import MODES, Values, recompute_words
@@ -152,12 +152,14 @@ def _checkpoint_label(recompute: Any) -> Any:
     return recompute_words(**recompute) if isinstance(recompute, Mapping) else recompute
 
 
+def commit_text(code: Revision) -> str | None:
+    """The beginning of a commit, with a plus if the tree had uncommitted changes; None without a commit."""
+    return code.commit[:9] + ("+" if code.is_dirty else "") if code.commit else None
+
+
 def _commit(run: RunRecord) -> str | None:
-    """The commit of the user's code, with a plus if the tree had uncommitted changes."""
-    code = run.environment.code.project if run.environment else None
-    if code is None or not code.commit:
-        return None
-    return code.commit[:9] + ("+" if code.is_dirty else "")
+    """The commit of the user's code."""
+    return commit_text(run.environment.code.project) if run.environment else None
 
 
 #: Every fact, in the order of columns and of words.

@@ -22,7 +22,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS, Values
 from lmbench.report.answer import Answer, Line
-from lmbench.report.facts import ENVIRONMENT, Facts
+from lmbench.report.facts import ENVIRONMENT, Facts, commit_text
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
@@ -123,8 +123,7 @@ def _environment(rows: Iterable[RunRow]) -> Facts:
 def _commits(run: RunRecord) -> str:
     """The commits of the project and of lmbench, as far as there are any, with a plus after changes."""
     codes = [getattr(run.environment.code, name) for name in _CODES] if run.environment else []
-    commits = (code.commit[:9] + ("+" if code.is_dirty else "") for code in codes if code and code.commit)
-    return " and ".join(dict.fromkeys(commits)) or "none"
+    return " and ".join(dict.fromkeys(filter(None, map(commit_text, codes)))) or "none"
 
 
 def _is_committed(run: RunRecord) -> bool:
