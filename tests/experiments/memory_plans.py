@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +21,8 @@ from msgspec.structs import replace
 from lmbench.campaign.planning import few_blocks
 from lmbench.campaign.tuning import Stages
 from lmbench.fit_options import option_words
-from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import PlanRequest, ask_plan, predicted_peak, recipes_of, times_of
+from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, ask, gpu_for
+from lmbench.memory.plan import MemoryPlan, PlanRequest, predicted_peak, recipes_of, times_of
 from lmbench.tune.search import goal_of
 
 LLAMA = {
@@ -41,7 +43,7 @@ MODELS = {
     "tiny": ({"config": "smoke", "model.d_model": 64, "model.d_ff": 128, "model.num_layers": 6, "model.num_heads": 2,
               "model.vocab_size": 256, "data.context_length": 64, "data.batch_size": 2}, (1,)),
 }  # fmt: skip
-RUN = {"measure.warmup_steps": 3, "measure.steps": 8, "measure.min_window_s": 1.0, "measure.probe_steps": 0}
+RUN = {"measure.warmup_steps": 3, "measure.steps": 6, "measure.min_window_s": 1.0, "measure.probe_steps": 0}
 GIB = 2**30
 
 
@@ -83,42 +85,60 @@ def measured(stage, name, points):
     return {point: row_of(run[0]) for point, run in runs if run}
 
 
+def bests_of(stage, name, gpu, times, chains):
+    """The plan's best point for each budget, by the times of blocks; several budgets are planned at a time."""
+
+    def best(budget):
+        target = replace(gpu, total_bytes=budget * GIB + CONTEXT_BYTES)
+        return planned(stage, PlanRequest(target, times, chains)).best
+
+    budgets = MODELS[name][1]
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(budgets, pool.map(best, budgets), strict=True))
+
+
+def planned(stage, request):
+    return ask(option_words(stage.base), request, MemoryPlan, lambda _: None)
+
+
+def row_of_plan(name, budget, best, proven, swept):
+    fitting = [
+        row["step_s"] for row in swept if row["outcome"] == "ok" and row["reserved_gib"] <= budget
+    ]  # fmt: skip
+    return {
+        "model": name, "budget_gib": budget,
+        "plan": best and f"batch {best.recipe.batch_size}, {best.recipe.words}",
+        "predicted_gib": best and best.peak_bytes / GIB, "predicted_step_s": best and best.work,
+        **(proven.get(str(best.recipe), {}) if best else {}), "fastest_swept_s": min(fitting, default=None),
+    }  # fmt: skip
+
+
 def main(folder, seconds, names):
     folder.mkdir(parents=True, exist_ok=True)
     gpu = gpu_for(None) or TargetGpu("no GPU", 80 * GIB, 0)
+    stages = {name: stages_of(folder, name, seconds) for name in names}
     rows, swept = [], []
-    for name in names:
-        stage = stages_of(folder, name, seconds)
-        words = option_words(stage.base)
-        plan = ask_plan(words, PlanRequest(gpu, checks=0))
-        with stage.begun(trusts=True):
+    # The processor plans while the GPU measures: other models, or the grid of the same.
+    with ThreadPoolExecutor() as pool, ExitStack() as begun:
+        first = {name: pool.submit(planned, stages[name], PlanRequest(gpu, checks=0)) for name in names}
+        bests = {}
+        for name, stage in stages.items():
+            begun.enter_context(stage.begun(trusts=True))
+            plan = first[name].result()
             measured(stage, "blocks", few_blocks(plan))
-            times, bests = times_of(stage.path), {}
-            for budget in MODELS[name][1]:
-                target = replace(gpu, total_bytes=budget * GIB + CONTEXT_BYTES)
-                bests[budget] = ask_plan(words, PlanRequest(target, times, plan.chains)).best
+            bests[name] = pool.submit(bests_of, stage, name, gpu, times_of(stage.path), plan.chains)
+        for name, stage in stages.items():
+            found = bests[name].result()
             # One recipe may be the best for several budgets.
-            proven = measured(stage, "plans", {str(best.recipe): best.options for best in bests.values() if best})
-            for budget, best in bests.items():
-                rows.append({
-                    "model": name, "budget_gib": budget,
-                    "plan": best and f"batch {best.recipe.batch_size}, {best.recipe.words}",
-                    "predicted_gib": best and best.peak_bytes / GIB, "predicted_step_s": best and best.work,
-                    **(proven.get(str(best.recipe), {}) if best else {}),
-                })  # fmt: skip
-            pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
-            for recipe, row in measured(stage, "grid", grid(plan, gpu)).items():
-                swept.append({"model": name, "recipe": recipe, **row})
-        pd.DataFrame(swept).to_csv(folder / "sweep.csv", index=False)
-        for row in rows[-len(bests) :]:
-            fitting = [
-                swept_row["step_s"] for swept_row in swept
-                if (swept_row["model"], swept_row["outcome"]) == (name, "ok")
-                and swept_row["reserved_gib"] <= row["budget_gib"]
-            ]  # fmt: skip
-            row["fastest_swept_s"] = min(fitting, default=None)
-        pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
-        print(pd.DataFrame(rows).to_string(), flush=True)
+            proven = measured(stage, "plans", {str(best.recipe): best.options for best in found.values() if best})
+            # The rows of what was swept come first, so that a sweep that is cut off leaves its plans.
+            for grid_rows in ({}, measured(stage, "grid", grid(first[name].result(), gpu))):
+                own = [{"model": name, "recipe": recipe, **row} for recipe, row in grid_rows.items()]
+                now = [row_of_plan(name, budget, best, proven, own) for budget, best in found.items()]
+                pd.DataFrame([*rows, *now]).to_csv(folder / "plans.csv", index=False)
+                pd.DataFrame([*swept, *own]).to_csv(folder / "sweep.csv", index=False)
+            rows, swept = [*rows, *now], [*swept, *own]
+            print(pd.DataFrame(now).to_string(), flush=True)
 
 
 if __name__ == "__main__":
