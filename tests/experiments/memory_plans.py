@@ -123,12 +123,15 @@ def main(folder, seconds, names):
         first = {name: pool.submit(planned, stages[name], PlanRequest(gpu, checks=0)) for name in names}
         bests = {}
         for name, stage in stages.items():
+            if refusal := first[name].exception():
+                print(f"{name}: {refusal}", flush=True)
+                continue
             begun.enter_context(stage.begun(trusts=True))
             plan = first[name].result()
             measured(stage, "blocks", few_blocks(plan))
             bests[name] = pool.submit(bests_of, stage, name, gpu, times_of(stage.path), plan.chains)
-        for name, stage in stages.items():
-            found = bests[name].result()
+        for name, best in bests.items():
+            stage, found = stages[name], best.result()
             # One recipe may be the best for several budgets.
             proven = measured(stage, "plans", {str(best.recipe): best.options for best in found.values() if best})
             # The rows of what was swept come first, so that a sweep that is cut off leaves its plans.
