@@ -136,8 +136,10 @@ def _device(environment: RunEnvironment) -> str:
     return environment.gpu.name or environment.host.cpu_model or "cpu"
 
 
-def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, CeilingRecord] | None:
+def find_ceiling(folder: Path, environment: RunEnvironment | None) -> tuple[Path, CeilingRecord] | None:
     """The newest ceiling of a run's device in the folders above the run's, and its file; None without such a record."""
+    if environment is None:
+        return None
     ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):
@@ -145,14 +147,6 @@ def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, Ceili
             if _device(record.environment) == _device(environment):
                 ceilings.append((file, record))
     return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
-
-
-def ceiling_of(findings: KernelFindings) -> tuple[Path, CeilingRecord] | None:
-    """The newest ceiling of the device of a trace's run, and its file; None without a run or such a record."""
-    run = findings.run
-    if run is None or run.environment is None:
-        return None
-    return find_ceiling(findings.trace.path.parent, run.environment)
 
 
 def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
@@ -164,7 +158,8 @@ def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
         findings: those of one rank.
         rows: `collective`, `calls`, `message_bytes` of all calls, and `bus_bytes_per_s`.
     """
-    found, ranks = ceiling_of(findings), findings.trace.events.distributed.world_size or 1
+    trace = findings.trace
+    found, ranks = find_ceiling(trace.path.parent, trace.record.environment), trace.events.distributed.world_size or 1
     if found is None or not found[1].collectives:
         return rows
     attainable = [
@@ -220,7 +215,7 @@ def roofline(findings: KernelFindings) -> Answer:
         product, sheet[peak.dtype] = peak.dtype, peak.flops_per_s
         peak_text = f"{product}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
     rates, ceiling_text = list[Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
-    if ceiling := ceiling_of(findings):
+    if ceiling := find_ceiling(findings.trace.path.parent, run.environment):
         path, record = ceiling
         rates = record.rates
         ceiling_text = f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"
