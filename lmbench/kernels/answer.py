@@ -246,7 +246,7 @@ def _tables(findings: KernelFindings) -> list[Table]:
     if not total["comm_s"]:
         clock_rows = clock_rows.drop(columns="comm_exposed_s")
     tables += [
-        table("kernels/clocks", clock_rows, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
+        table("kernels/clocks", clock_rows, [total], per=per, steps=findings.graph.steps, devices=len(clocks.devices)),
         table("kernels/waits", findings.waits, per=per),
     ]
     if total["comm_s"]:

@@ -22,7 +22,7 @@ _TIMES = ["busy_s", *_IDLE, *_COMM_TIMES]
 
 @dataclass(frozen=True, eq=False)
 class Clocks:
-    """Time on the devices, as means per step over `steps` steps.
+    """Time on the devices, as means per clocked step.
 
     `phases` has a row for each phase, in the order of a step, summed over devices. `devices` has a row for each device,
     by its number in the trace. Columns of both:
@@ -54,7 +54,6 @@ class Clocks:
     pauses: pd.DataFrame
     waits: pd.DataFrame
     collectives: pd.DataFrame
-    steps: int
 
     @property
     def total(self) -> pd.Series:
@@ -83,7 +82,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing, nothing, steps)
+        return Clocks(nothing, nothing, nothing, nothing, nothing)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
     queue = kernels.assign(is_clocked=trace.is_clocked)[is_queued]
@@ -98,7 +97,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
         _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps), pauses,
-        idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps), steps,
+        idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps),
     )  # fmt: skip
 
 

@@ -148,15 +148,17 @@ class _RankGraph:
         self._link_kernels()
 
     def _host_calls(self) -> pd.DataFrame:
-        launches, calls = self._trace.events.launches, self._trace.events.calls
-        launches = launches.assign(launch=launches.index)
-        launches = launches.loc[np.unique(self._kernels.launch[self._kernels.launch != NONE])]
-        is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)
-        at_ns, columns = [self._begin_ns, self._finish_ns], ["name", "thread", "launch", "start_ns", "end_ns"]
-        marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})
-        rows = pd.concat([marks[:1], launches, calls[is_sync], marks[1:]])[columns].fillna({"launch": NONE})
+        calls = self._trace.events.calls
+        is_launch = calls.index.isin(self._kernels.launch)
+        is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(calls.thread[is_launch])
         # Clocks that disagree may place the last kernel before its own launch, which is kept.
-        rows = rows[(rows.start_ns <= self._finish_ns) | (rows.launch != NONE)].astype({"launch": np.int64})
+        is_kept = is_launch | (is_sync & (calls.start_ns <= self._finish_ns))
+        calls = calls.assign(launch=np.where(is_launch, calls.index, NONE))[is_kept]
+        at_ns = [self._begin_ns, self._finish_ns]
+        marks = pd.DataFrame(
+            {"name": "", "thread": self._trace.events.main_thread, "launch": NONE, "start_ns": at_ns, "end_ns": at_ns}
+        )
+        rows = pd.concat([marks[:1], calls, marks[1:]])[[*marks]]
         return rows.sort_values("start_ns", kind="stable", ignore_index=True)
 
     def activities(self) -> pd.DataFrame:

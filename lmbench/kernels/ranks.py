@@ -66,7 +66,7 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
     rows = rows.assign(
         computing_s=rows.busy_s - rows.comm_exposed_s,
         last_count=last.groupby("rank").size(),
-        delay_s=last.groupby("rank").mean_wait_s.sum() / first.clocks.steps,
+        delay_s=last.groupby("rank").mean_wait_s.sum() / first.graph.steps,
         verdict=rows.apply(verdict_of, axis=1),
     ).fillna({"last_count": 0, "delay_s": 0.0})
     mean = rows.mean(numeric_only=True)

@@ -81,7 +81,7 @@ class Trace:
     `kernels` has a row for each kernel, copy and fill, ordered by start. It has the columns of an event, `duration_ns`,
     `phase`, `kind`, `part`, those of `CommunicationKernel`, and:
 
-    - `launch`: an index into the launches. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
+    - `launch`: an index into the calls. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
       nothing tells in which phase the host started it.
     - `launch_ns`, `returned_ns`, `thread`: start, end and thread of the launch; without a launch, twice the kernel's
       start and the main thread.
@@ -173,7 +173,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     is_lmbench = len(pieces) > 0
     steps = ranges[ranges.name.str.match(STEP if is_lmbench else r"ProfilerStep#\d+$")]
     steps = steps.sort_values(["start_ns", "end_ns"])
-    if is_lmbench and recorded_steps is not None and 0 < recorded_steps < len(steps):
+    if recorded_steps is not None and recorded_steps < len(steps):
         # The last step began and did not end: its kernels are outside, and no mean counts it.
         pieces = pieces[pieces.start_ns < steps.start_ns.iat[recorded_steps]]
         steps = steps[:recorded_steps]
@@ -239,37 +239,37 @@ def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> p
     return hulls.agg(start_ns=("start_ns", "first"), end_ns=("end_ns", "max")).assign(phase=phase)
 
 
-def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
+def match_launches(kernels: pd.DataFrame, calls: Events) -> Integers:
     """The index of each kernel's launch, or NONE: the last call before it with its correlation id, else the first one.
 
     A call that launches a CUDA graph has many kernels.
     """
-    calls = launches[["correlation", "start_ns"]].assign(call=launches.index)
-    calls = calls[calls.correlation != NONE]
-    last = pd.merge_asof(kernels[["correlation", "start_ns"]], calls, on="start_ns", by="correlation").call
-    first = kernels.correlation.map(calls.drop_duplicates("correlation").set_index("correlation").call)
+    is_launch = calls.is_launch & (calls.correlation != NONE)
+    launches = calls.loc[is_launch, ["correlation", "start_ns"]].assign(call=calls.index[is_launch])
+    last = pd.merge_asof(kernels[["correlation", "start_ns"]], launches, on="start_ns", by="correlation").call
+    first = kernels.correlation.map(launches.drop_duplicates("correlation").set_index("correlation").call)
     return np.asarray(last.fillna(first).fillna(NONE), dtype=np.int64)
 
 
 def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:
     """The kernels with the columns that `Trace` describes, from their launches and the host's events."""
-    kernels, launches = events.kernels, events.launches
-    launch = match_launches(kernels, launches)
+    kernels, calls = events.kernels, events.calls
+    launch = match_launches(kernels, calls)
     is_linked = launch != NONE
     start_ns = kernels.start_ns.to_numpy()
-    launch_ns = take(launches.start_ns, launch, start_ns)
-    thread = take(launches.thread, launch, events.main_thread)
+    launch_ns = take(calls.start_ns, launch, start_ns)
+    thread = take(calls.thread, launch, events.main_thread)
     around = np.where(is_linked, host.nesting.around(thread, launch_ns), NONE)
     # Correlation ids rise with the calls, and a stream runs kernels in the order of their launches. So a kernel with a
     # lower id than all launches, or before its stream's first kernel with a launch, was launched before the trace
     # began. Any other kernel without a launch has lost it, and counts.
-    first_id = min(launches.correlation[launches.correlation != NONE], default=0)
+    first_id = min(calls.correlation[calls.is_launch & (calls.correlation != NONE)], default=0)
     first_ns = kernels.start_ns.where(is_linked).groupby([kernels.device, kernels.thread]).transform("min")
     is_counted = is_linked | ~(kernels.correlation.between(0, first_id - 1) | (kernels.start_ns < first_ns)).to_numpy()
     if len(timeline.step_ns):
         # A kernel without a launch may be behind the last step, whose kernels outlast it.
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
-    returned_ns = take(launches.end_ns, launch, start_ns)
+    returned_ns = take(calls.end_ns, launch, start_ns)
     kernels = kernels.assign(
         stream=kernels.thread,
         launch=launch,

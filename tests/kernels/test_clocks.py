@@ -99,11 +99,12 @@ def test_planted_times_have_their_phase_and_cause(phases, kernels, expected):
 
 def test_a_host_that_is_ahead_leaves_gaps_and_the_first_step_is_not_clocked():
     step = [Plan("forward", 50, 0.0, 100.0), Plan("backward", 50, 0.0, 200.0)]
-    clocks = simulated([step] * 3).examined().clocks
-    assert clocks.steps == 2
-    assert clocks.phases.queued_gap_s.tolist() == pytest.approx([50 * GAP_US * 1e-6] * 2, rel=0.03)
-    assert clocks.phases[["host_wait_s", "launches", "kernels"]].values.tolist() == [[0, 50, 50]] * 2
-    assert clocks.phases.median_kernel_s.tolist() == [seconds(100), seconds(200)]
+    findings = simulated([step] * 3).examined()
+    phases = findings.clocks.phases
+    assert findings.graph.steps == 2
+    assert phases.queued_gap_s.tolist() == pytest.approx([50 * GAP_US * 1e-6] * 2, rel=0.03)
+    assert phases[["host_wait_s", "launches", "kernels"]].values.tolist() == [[0, 50, 50]] * 2
+    assert phases.median_kernel_s.tolist() == [seconds(100), seconds(200)]
 
 
 def test_times_of_devices_are_summed():
