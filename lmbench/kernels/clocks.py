@@ -75,8 +75,8 @@ def phase_clocks(graph: Graph) -> Clocks:
     a kernel with a launch runs beside it.
 
     The clock runs over the steps without the skipped ones, and on to the last kernel that they launched; the time of
-    kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
-    from its first kernel to its last.
+    kernels that were queued before them is left out. Without steps it runs from the first kernel that counts to the
+    last.
     """
     (trace,) = graph.traces.values()
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps

@@ -103,19 +103,15 @@ class Trace:
 
     @cached_property
     def clocked_ns(self) -> tuple[int, int]:
-        """Start and end of the steps that are clocked; without steps of the whole trace.
+        """Start and end of the steps that are clocked.
 
-        Of a whole foreign trace these are the start of its first kernel and the end of its last one.
+        Without steps these are the start of the first kernel that counts and the end of the last one; without kernels
+        those of the whole trace.
         """
         steps_ns = self.timeline.step_ns[self.timeline.skipped :]
         if not len(steps_ns):
-            counted = self.kernels[self.kernels.is_counted]
-            if counted.empty:
-                return self.span_ns
-            queued = self.kernels[self.kernels.start_ns < counted.end_ns.max()]
-            ranges = (self.timeline.start_ns, self.timeline.end_ns) if self.timeline.source == "lmbench" else ()
-            steps_ns = np.concatenate((queued.start_ns, queued.end_ns, *ranges))
-        return int(steps_ns.min()), int(steps_ns.max())
+            steps_ns = self.kernels.loc[self.kernels.is_counted, ["start_ns", "end_ns"]].to_numpy()
+        return (int(steps_ns.min()), int(steps_ns.max())) if len(steps_ns) else self.span_ns
 
     @cached_property
     def is_clocked(self) -> Any:

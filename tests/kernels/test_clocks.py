@@ -64,7 +64,7 @@ BESIDE = [*ALONE, (70, NCCL, 380, 60, SIDE), (160, "Memcpy HtoD (Pinned -> Devic
     [
         # The launch and the kernel before were over at 16: the second kernel waited 50 us for something else.
         ([("forward", 0, 100)], [(0, "k", 6, 10, MAIN), (12, "k", 66, 34, MAIN)],
-         {"forward": {"host_wait_s": 6 + 5, "queued_gap_s": 0, "other_idle_s": 45}}),
+         {"forward": {"host_wait_s": 5, "queued_gap_s": 0, "other_idle_s": 45}}),
         # An MI300 starts kernels 15 us after their launch returned, which is no other idle time.
         ([], [(100 * n, "gemm", 100 * n + 19, 10, MAIN) for n in range(20)], {"outside": {"other_idle_s": 0}}),
         (STEP, ALONE, {"forward": {"busy_s": 99}, "backward": {"busy_s": 300}, "optimizer": {"busy_s": 100}}),
@@ -114,7 +114,7 @@ def test_times_of_devices_are_summed():
     trace.launched(1, "gemm", 10, 40, device=3)
     clocks = trace.examined().clocks
     assert clocks.devices.busy_s.to_dict() == {0: seconds(90), 3: seconds(40)}
-    assert clocks.phases.loc["forward", ["busy_s", "window_s"]].tolist() == [seconds(130), seconds(200)]
+    assert clocks.phases.loc["forward", ["busy_s", "window_s"]].tolist() == [seconds(130), seconds(180)]
 
 
 def test_kernels_of_a_graph_are_queued_and_its_late_first_kernel_is_not_a_wait_for_the_host():
@@ -142,7 +142,7 @@ def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not():
 
 @pytest.mark.parametrize("name", ["two_gpus", "small_bf16_replayed"])
 def test_recorded_traces_agree_with_plain_sums(name):
-    (plain,) = plain_sums(TRACES / name / "trace.json.gz").values()
+    plain = plain_sums(TRACES / name / "trace.json.gz")
     trace = examined(name).trace
     # Without steps the clock runs over the whole trace.
     timeline = replace(trace.timeline, step_ns=np.zeros((0, 2), dtype=np.int64))
