@@ -64,7 +64,7 @@ class CollectiveRate(Struct, kw_only=True):
         ranks: processes that take part, each with a GPU or on the CPU.
         message_bytes: the larger of what a rank sends and receives, as nccl-tests count sizes.
         seconds: one collective.
-        algorithm_bytes_per_s, bus_bytes_per_s: as `communication.CommunicationKernel` defines them, after nccl-tests.
+        bus_bytes_per_s: as `communication.CommunicationKernel` defines it, after nccl-tests.
         compute_s: matrix products that take about as long as the collective.
         together_s: the collective and these products beside it, until both have ended.
     """
@@ -73,18 +73,9 @@ class CollectiveRate(Struct, kw_only=True):
     ranks: int
     message_bytes: int
     seconds: float
-    algorithm_bytes_per_s: float
     bus_bytes_per_s: float
     compute_s: float
     together_s: float
-
-    @property
-    def hidden_fraction(self) -> float:
-        """The share of the shorter of the two that the other one hides; below 0 if they slow each other down.
-
-        On a busy machine both together may have had the better moment.
-        """
-        return min(1.0, (self.seconds + self.compute_s - self.together_s) / min(self.seconds, self.compute_s))
 
 
 class CeilingRecord(Struct):
@@ -180,7 +171,11 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     tables, notes = [table("kernels/ceiling", rows, seconds=seconds)], [Line("result", str(path), is_whole=True)]
     if record.collectives:
         collectives = pd.DataFrame(map(as_dict, record.collectives))
-        collectives["hidden_fraction"] = [rate.hidden_fraction for rate in record.collectives]
+        collectives["algorithm_bytes_per_s"] = collectives.message_bytes / collectives.seconds
+        hidden_s = collectives.seconds + collectives.compute_s - collectives.together_s
+        # Below 0 they slow each other down. On a busy machine both together may have had the better moment.
+        shorter_s = collectives[["seconds", "compute_s"]].min(axis=1)
+        collectives["hidden_fraction"] = (hidden_s / shorter_s).clip(upper=1.0)
         tables.append(table("kernels/measured_collectives", collectives))
         largest_bytes = collectives.groupby(["collective", "ranks"]).message_bytes.max()
         if largest_bytes.min() < 0.9 * MESSAGES_BYTES[-1]:
