@@ -41,9 +41,7 @@ class Clocks:
     median time from one to the next, `launch_interval_s`; the number of `kernels` and their median duration,
     `median_kernel_s`.
 
-    `pauses` has a row for each idle time, with `device`, `start_ns` and `end_ns`. `before` and `after` are indexes of
-    the kernels around it, or NONE. `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the
-    length `pause_ns` of their pause.
+    `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the length `pause_ns` of their pause.
 
     `collectives` has a row for each phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s`, the number
     of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s` (see `Trace.kernels`).
@@ -51,7 +49,6 @@ class Clocks:
 
     phases: pd.DataFrame
     devices: pd.DataFrame
-    pauses: pd.DataFrame
     waits: pd.DataFrame
     collectives: pd.DataFrame
 
@@ -82,7 +79,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing, nothing)
+        return Clocks(nothing, nothing, nothing, nothing)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
     queue = kernels.assign(is_clocked=trace.is_clocked)[is_queued]
@@ -96,7 +93,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
-        _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps), pauses,
+        _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps),
         idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps),
     )  # fmt: skip
 
@@ -134,10 +131,11 @@ def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
 
 
 def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The time of one device's kernels in pieces, and its idle time between them as `Clocks.pauses`.
+    """The time of one device's kernels in pieces, and its pauses, the idle times between them.
 
-    Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. Idle time lasts
-    from `span[0]` to `span[1]` and ends with a clocked kernel, or with the last one.
+    Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. A pause has
+    `device`, `start_ns`, `end_ns`, and the indexes of the kernels around it, `before` and `after`, or NONE. Pauses last
+    from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
     """
     start, end, launch_start = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
     position = np.arange(len(queue))

@@ -87,9 +87,6 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
         division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         if unmatched:
             division += f"; {unmatched} of its kernels match none of another rank"
-        worst, mean_ms = last.iloc[0], milliseconds(last.longest_s.mean())
-        largest = f"{milliseconds(worst.longest_s)} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
-        lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {largest}"))
     for rank, result in findings.items():
         lines += guard_lines(result.guards, f"rank {rank}: ")
     headline = [
