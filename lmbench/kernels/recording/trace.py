@@ -89,7 +89,7 @@ class Recording:
         self.steps += 1
 
     def stop(self, file: Path) -> int | None:
-        """Stop in any state and write the trace; may be called again.
+        """Stop, once, in any state and write the trace.
 
         Returns:
             The size of the trace in bytes; None without a trace.
@@ -98,8 +98,7 @@ class Recording:
             OSError: the trace cannot be written.
         """
         self.ranges.end()
-        modules, self._modules = self._modules, None
-        profiler, self._profile = self._profile, None
+        modules, profiler = self._modules, self._profile
         if modules is not None:
             modules.remove()
             if self._tool == "nsys" and self._device.capture is not None:
