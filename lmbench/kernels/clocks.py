@@ -82,7 +82,7 @@ def phase_clocks(graph: Graph) -> Clocks:
         return Clocks(nothing, nothing, nothing, nothing)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
-    queue = kernels.assign(is_clocked=trace.is_clocked)[is_queued]
+    queue = kernels[is_queued]
     (span,) = graph.activities[["start_ns", "end_ns"]][graph.activities.kind == "steps"].to_numpy() - trace.shift_ns
     devices = [_device_pieces(rows, span) for _, rows in queue.groupby("device", sort=False)]
     busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))

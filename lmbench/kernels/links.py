@@ -131,9 +131,8 @@ class _RankGraph:
 
     def __init__(self, trace: Trace, first: int) -> None:
         self._trace, (self._begin_ns, self._finish_ns) = trace, trace.clocked_ns
-        is_clocked, kernels = trace.is_clocked, trace.kernels
-        is_kept = is_clocked | (kernels.launch_ns < self._begin_ns)
-        self._kernels, self._is_clocked = kernels[is_kept], is_clocked[is_kept].to_numpy(bool)
+        self._kernels = trace.kernels[trace.kernels.is_clocked | (trace.kernels.launch_ns < self._begin_ns)]
+        self._is_clocked = self._kernels.is_clocked.to_numpy(bool)
         self._start_ns, self._end_ns = (self._kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
         self._lane = self._kernels.groupby(["device", "stream"]).ngroup().to_numpy()
         self._launched = np.argsort(self._kernels.launch_ns.to_numpy(), kind="stable")

@@ -89,6 +89,7 @@ class Trace:
     - `around`: the index of the innermost operator or module range around the launch, or NONE.
     - `step`: the name of the step that launched it, empty outside of steps.
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
+    - `is_clocked`: whether it counts, and was launched in a step that is clocked, or began there without a launch.
     - `is_awaited`: whether it is a copy that ended before its call returned, so that the host waited for it.
     - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
     """
@@ -112,16 +113,6 @@ class Trace:
         if not len(steps_ns):
             steps_ns = self.kernels.loc[self.kernels.is_counted, ["start_ns", "end_ns"]].to_numpy()
         return (int(steps_ns.min()), int(steps_ns.max())) if len(steps_ns) else self.span_ns
-
-    @cached_property
-    def is_clocked(self) -> Any:
-        """A flag for each kernel: whether a clocked step launched it, or it began in one and its launch is unknown."""
-        begin, end = self.clocked_ns
-        is_launched = (self.kernels.launch_ns >= begin) & (self.kernels.launch_ns < end) | (
-            not len(self.timeline.step_ns)
-        )
-        is_begun = self.kernels.is_counted & (self.kernels.start_ns >= begin)
-        return is_launched.where(self.kernels.launch != NONE, is_begun)
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -262,9 +253,13 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
     first_id = min(calls.correlation[calls.is_launch & (calls.correlation != NONE)], default=0)
     first_ns = kernels.start_ns.where(is_linked).groupby([kernels.device, kernels.thread]).transform("min")
     is_counted = is_linked | ~(kernels.correlation.between(0, first_id - 1) | (kernels.start_ns < first_ns)).to_numpy()
+    is_after_skipped = np.full(len(kernels), True)
     if len(timeline.step_ns):
+        is_after_skipped = launch_ns >= timeline.step_ns[timeline.skipped, 0]
         # A kernel without a launch may be behind the last step, whose kernels outlast it.
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
+    # If the steps of a trace launched nothing, all kernels count.
+    is_counted |= not is_counted.any()
     returned_ns = take(calls.end_ns, launch, start_ns)
     kernels = kernels.assign(
         stream=kernels.thread,
@@ -276,8 +271,8 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         step=take(timeline.step_names, locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], launch_ns), ""),
         phase=np.where(is_linked, timeline.at(launch_ns), UNLINKED),
         kind=[*map(kind_of, kernels.name, kernels.category, take(host.events.name, around, ""))],
-        # If the steps of a trace launched nothing, all kernels count.
-        is_counted=is_counted | (not is_counted.any()),
+        is_counted=is_counted,
+        is_clocked=is_counted & is_after_skipped,
         is_awaited=is_linked & (kernels.category == "gpu_memcpy") & (kernels.end_ns <= returned_ns),
         cost_ns=kernels.duration_ns,
     )
