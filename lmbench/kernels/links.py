@@ -141,6 +141,7 @@ class _RankGraph:
         self._call = 2 * (first + np.arange(len(self._calls)))
         self._kernel = 2 * (first + len(self._calls) + np.arange(len(self._kernels)))
         self._finish = 2 * (first + len(self._calls) + len(self._kernels)) + 1
+        self._clocked_lanes = pd.Series(self._kernel)[self._is_clocked].groupby(self._lane[self._is_clocked])
         self.links = list[pd.DataFrame]()
         self._link_returns()
         self._link_host()
@@ -162,11 +163,10 @@ class _RankGraph:
 
     def activities(self) -> pd.DataFrame:
         """Rows as `Graph` describes them."""
-        calls, clocked = self._calls, np.flatnonzero(self._is_clocked)
+        calls = self._calls
         begin = np.flatnonzero(calls.name == "")[0]
         # A kernel before the steps is replaced by the last one of its stream in the repetition before.
-        last = np.full(self._lane.max(initial=NONE) + 1, NONE)
-        last[self._lane[clocked]] = self._kernel[clocked] + 1
+        last = self._clocked_lanes.last().add(1).reindex(self._lane, fill_value=NONE).to_numpy()
         steps = pd.DataFrame({
             "start_ns": [self._end_ns[~self._is_clocked].max(initial=self._begin_ns)],
             "end_ns": [self._end_ns[self._is_clocked].max(initial=self._finish_ns)],
@@ -175,7 +175,7 @@ class _RankGraph:
         rows = pd.concat([
             calls[columns].assign(kind="call", kernel=NONE, is_inside=calls.index >= begin, next=NONE),
             self._kernels[columns].assign(
-                kind="kernel", kernel=self._kernels.index, is_inside=self._is_clocked, next=last[self._lane]
+                kind="kernel", kernel=self._kernels.index, is_inside=self._is_clocked, next=last
             ),
             steps.assign(kind="steps", thread=NONE, launch=NONE, kernel=NONE, is_inside=True, next=NONE),
         ], ignore_index=True)  # fmt: skip
@@ -230,7 +230,7 @@ class _RankGraph:
         self._add("order", number[before] + 1, number[after], gap_ns, unexplained_ns[after])
         self._add("wait", number[source] + 1, number[target], gap_ns, unexplained_ns[target])
         self._add("kernel", number, number + 1)
-        lanes = pd.Series(number)[self._is_clocked].groupby(lane[self._is_clocked])
+        lanes = self._clocked_lanes
         self._add("order", lanes.last() + 1, lanes.first(), gap_ns, is_lapped=True)
         self._add("end", lanes.last() + 1, self._finish, 0)
 
