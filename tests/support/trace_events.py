@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from paths import TRACES
 
 from lmbench.cli import main
-from lmbench.kernels.findings import examine
+from lmbench.kernels.findings import examine, examine_trace
 from lmbench.kernels.trace import load_trace
 
 MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
@@ -91,5 +91,4 @@ class HandWritten:
             return load_trace(self.write(Path(folder, "t.json")))
 
     def examined(self):
-        with TemporaryDirectory() as folder:
-            return examine(self.write(Path(folder, "t.json")))
+        return examine_trace(self.loaded())

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -252,8 +253,5 @@ def _unlisted_kernels() -> Iterator[None]:
         if kernel_name is None and defined:
             set_kernel_post_grad_provenance_tracing(node_schedule, defined)
 
-    scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
-    try:
+    with patch.multiple(scheduling, define_kernel=define_kernel, codegen_comment=codegen_comment):
         yield
-    finally:
-        scheduling.define_kernel, scheduling.codegen_comment = define, comment
