@@ -14,13 +14,12 @@ import pandas as pd
 from lmbench.kernels.ceiling import attained_bus, roofline
 from lmbench.kernels.findings import KernelFindings
 from lmbench.kernels.frameworks import framework_lines
-from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
+from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order
 from lmbench.kernels.pieces import DATA, HOST_CODE
 from lmbench.kernels.sums import STEP, host_times
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
-from lmbench.records.intervals import take
 from lmbench.report.answer import Answer, Column, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
@@ -29,8 +28,6 @@ from lmbench.report.units import milliseconds, percent
 
 # The headline names this many phases, parts, kinds or operators, and lists at most this many kernels.
 _TOP, _TOP_KERNELS = 3, 5
-# The names of both kernels around a pause fit one line of a narrow screen.
-_PAUSE_WIDTH = 16
 # The headline names parts only where less kernel time than this is unclassified.
 _MAX_UNCLASSIFIED_FRACTION = 0.25
 # The headline leaves out phases below this share of the device's time, and causes below this share of its idle time.
@@ -178,7 +175,7 @@ def _host_lines(findings: KernelFindings) -> list[Line]:
 
 
 def _wait_lines(findings: KernelFindings) -> list[Line]:
-    """Lines for the two largest causes of waits for the host, and for the longest pause of a device."""
+    """Lines for the two largest causes of waits for the host."""
     idle_s = findings.clocks.total.idle_s
     waits = findings.waits
     lines = list[Line]()
@@ -187,14 +184,6 @@ def _wait_lines(findings: KernelFindings) -> list[Line]:
             at_ms = milliseconds(waits.at_s[waits.cause == cause].iat[0])
             text = f"{milliseconds(wait_s)} of {milliseconds(idle_s)} ms in {cause_text(waits, str(cause))}"
             lines.append(Line("" if lines else "idle", f"{text}, most at {at_ms} ms"))
-    pauses = findings.clocks.pauses
-    if len(pauses):
-        duration_ns = pauses.end_ns - pauses.start_ns
-        pause = pauses.loc[duration_ns.idxmax()]
-        names = take(findings.trace.kernels.name, np.array([pause.before, pause.after]), "no kernel")
-        around = (shortened(short_name(name), _PAUSE_WIDTH) for name in names)
-        text = f"{milliseconds(duration_ns.max() / 1e9)} ms at {milliseconds(pause.start_ns / 1e9)} ms"
-        lines.append(Line("pause", f"{text} between {' and '.join(around)}"))
     return lines
 
 
@@ -237,7 +226,8 @@ def _tables(findings: KernelFindings) -> list[Table]:
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
         times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
         order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
-        tables.append(table("kernels/axes", times.loc[order].reset_index(), name=f"{axis}s", per=per, axis=axis))
+        rows = times.loc[order].reset_index()
+        tables.append(table("kernels/axes", rows, name=f"{axis}s", title="Kernel time", axis=axis, per=per))
     tables += [table("kernels/kernels", work.kernels(phase), per=per, phase=phase) for phase in long.index]
     if len(findings.annotations):
         tables.append(table("kernels/annotations", findings.annotations, per=per))
@@ -246,7 +236,7 @@ def _tables(findings: KernelFindings) -> list[Table]:
     if not total["comm_s"]:
         clock_rows = clock_rows.drop(columns="comm_exposed_s")
     tables += [
-        table("kernels/clocks", clock_rows, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
+        table("kernels/clocks", clock_rows, [total], per=per, steps=findings.graph.steps, devices=len(clocks.devices)),
         table("kernels/waits", findings.waits, per=per),
     ]
     if total["comm_s"]:

@@ -28,7 +28,6 @@ from lmbench.kernels.communication import bus_factor_of
 from lmbench.precision import find_precision
 from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord
-from lmbench.records.vocabulary import Phase, Values
 from lmbench.report.answer import Answer, Line
 from lmbench.report.described import table
 from lmbench.report.facts import FACT
@@ -44,7 +43,7 @@ def bounds_answer(source: str) -> Answer:
     if loaded.damage is not None:
         raise UsageError(f"{source!r}: {loaded.damage}")
     run = loaded.record
-    found = find_ceiling(loaded.path, run.environment) if run.environment is not None else None
+    found = find_ceiling(loaded.path, run.environment)
     if found is None or not found[1].collectives:
         raise UsageError(
             f"no collectives of this run's machine lie beside {source!r}; `lmbench ceiling --collectives` measures them"
@@ -53,10 +52,7 @@ def bounds_answer(source: str) -> Answer:
     ranks = run.world_size or 1
     if ranks == 1:
         ranks = max(rate.ranks for rate in ceiling.collectives)
-    rows = pd.DataFrame(_rows(run, ceiling, ranks))
-    rows["ratio"] = rows.communication_s / rows.compute_s
-    rows["bound"] = rows.ratio.map(lambda ratio: "communication" if ratio > 1 else "compute")
-    rows["most_ranks"] = np.floor(1 + (ranks - 1) / rows.ratio)
+    rows = _rows(run, ceiling, ranks)
     return Answer(
         [Line("run", f"{loaded.path.name}, strategy {_strategy(run)} on {run.world_size or 1} ranks")],
         [table("kernels/bounds", rows, ranks=ranks, tokens=f"{_tokens(run):,.0f}")],
@@ -73,8 +69,8 @@ def _tokens(run: RunRecord) -> float:
     return (run.window.step_tokens or 0.0) / (run.data_parallel_size or run.world_size or 1)
 
 
-def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
-    """A row for each strategy and pass, with `compute_s`, `communication_s`, `least_tokens` and `measured_s`."""
+def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> pd.DataFrame:
+    """A row for each strategy and pass, with the columns of the table."""
     model, flops, precision = run.model, run.flops, find_precision(str(run.precision))
     name = precision.peak if precision is not None else None
     if name == "fp32" and run.matmul_precision == "high":
@@ -96,23 +92,25 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
 
     gather_s = seconds("all-gather", gathered, layers)
     exchange_s = seconds("all-reduce", activations, 2 * layers)
-    strategies: tuple[tuple[str, Phase, float], ...] = (
+    strategies = (
         ("ddp", "backward", seconds("all-reduce", gradients, layers)),
         ("fsdp2", "forward", gather_s),
         ("fsdp2", "backward", gather_s + seconds("reduce-scatter", gradients, layers)),
         ("tensor_parallel", "forward", exchange_s),
         ("tensor_parallel", "backward", exchange_s),
     )
-    rows: list[Values] = []
-    for strategy, phase, communication_s in strategies:
-        is_split = strategy == "tensor_parallel"
-        compute_s = forward_s * (2 if phase == "backward" else 1) / (ranks if is_split else 1)
-        figures = run.phases.get(phase)
-        own = _strategy(run)
-        is_own = run.world_size == ranks and own.startswith(strategy) and "tensor_parallel_size" not in own
-        rows.append({
-            "strategy": strategy, "phase": phase, "compute_s": compute_s, "communication_s": communication_s,
-            "least_tokens": None if is_split else tokens * communication_s / compute_s,
-            "measured_s": figures.mean_s if figures is not None and is_own else None,
-        })  # fmt: skip
-    return rows
+    rows = pd.DataFrame(strategies, columns=["strategy", "phase", "communication_s"])
+    is_split = rows.strategy == "tensor_parallel"
+    compute_s = forward_s * np.where(rows.phase == "backward", 2, 1) / np.where(is_split, ranks, 1)
+    ratio = rows.communication_s / compute_s
+    own = _strategy(run)
+    is_own = run.world_size == ranks and "tensor_parallel_size" not in own
+    measured_s = rows.phase.map({phase: figures.mean_s for phase, figures in run.phases.items()})
+    return rows.assign(
+        compute_s=compute_s,
+        ratio=ratio,
+        bound=np.where(ratio > 1, "communication", "compute"),
+        least_tokens=(tokens * ratio).mask(is_split),
+        most_ranks=np.floor(1 + (ranks - 1) / ratio),
+        measured_s=measured_s.where([is_own and own.startswith(strategy) for strategy in rows.strategy]),
+    )

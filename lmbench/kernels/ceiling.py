@@ -64,7 +64,7 @@ class CollectiveRate(Struct, kw_only=True):
         ranks: processes that take part, each with a GPU or on the CPU.
         message_bytes: the larger of what a rank sends and receives, as nccl-tests count sizes.
         seconds: one collective.
-        algorithm_bytes_per_s, bus_bytes_per_s: as `communication.CommunicationKernel` defines them, after nccl-tests.
+        bus_bytes_per_s: as `communication.CommunicationKernel` defines it, after nccl-tests.
         compute_s: matrix products that take about as long as the collective.
         together_s: the collective and these products beside it, until both have ended.
     """
@@ -73,18 +73,9 @@ class CollectiveRate(Struct, kw_only=True):
     ranks: int
     message_bytes: int
     seconds: float
-    algorithm_bytes_per_s: float
     bus_bytes_per_s: float
     compute_s: float
     together_s: float
-
-    @property
-    def hidden_fraction(self) -> float:
-        """The share of the shorter of the two that the other one hides; below 0 if they slow each other down.
-
-        On a busy machine both together may have had the better moment.
-        """
-        return min(1.0, (self.seconds + self.compute_s - self.together_s) / min(self.seconds, self.compute_s))
 
 
 class CeilingRecord(Struct):
@@ -136,8 +127,10 @@ def _device(environment: RunEnvironment) -> str:
     return environment.gpu.name or environment.host.cpu_model or "cpu"
 
 
-def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, CeilingRecord] | None:
+def find_ceiling(folder: Path, environment: RunEnvironment | None) -> tuple[Path, CeilingRecord] | None:
     """The newest ceiling of a run's device in the folders above the run's, and its file; None without such a record."""
+    if environment is None:
+        return None
     ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):
@@ -145,14 +138,6 @@ def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, Ceili
             if _device(record.environment) == _device(environment):
                 ceilings.append((file, record))
     return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
-
-
-def ceiling_of(findings: KernelFindings) -> tuple[Path, CeilingRecord] | None:
-    """The newest ceiling of the device of a trace's run, and its file; None without a run or such a record."""
-    run = findings.run
-    if run is None or run.environment is None:
-        return None
-    return find_ceiling(findings.trace.path.parent, run.environment)
 
 
 def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
@@ -164,7 +149,8 @@ def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
         findings: those of one rank.
         rows: `collective`, `calls`, `message_bytes` of all calls, and `bus_bytes_per_s`.
     """
-    found, ranks = ceiling_of(findings), findings.trace.events.distributed.world_size or 1
+    trace = findings.trace
+    found, ranks = find_ceiling(trace.path.parent, trace.record.environment), trace.events.distributed.world_size or 1
     if found is None or not found[1].collectives:
         return rows
     attainable = [
@@ -185,7 +171,11 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     tables, notes = [table("kernels/ceiling", rows, seconds=seconds)], [Line("result", str(path), is_whole=True)]
     if record.collectives:
         collectives = pd.DataFrame(map(as_dict, record.collectives))
-        collectives["hidden_fraction"] = [rate.hidden_fraction for rate in record.collectives]
+        collectives["algorithm_bytes_per_s"] = collectives.message_bytes / collectives.seconds
+        hidden_s = collectives.seconds + collectives.compute_s - collectives.together_s
+        # Below 0 they slow each other down. On a busy machine both together may have had the better moment.
+        shorter_s = collectives[["seconds", "compute_s"]].min(axis=1)
+        collectives["hidden_fraction"] = (hidden_s / shorter_s).clip(upper=1.0)
         tables.append(table("kernels/measured_collectives", collectives))
         largest_bytes = collectives.groupby(["collective", "ranks"]).message_bytes.max()
         if largest_bytes.min() < 0.9 * MESSAGES_BYTES[-1]:
@@ -220,7 +210,7 @@ def roofline(findings: KernelFindings) -> Answer:
         product, sheet[peak.dtype] = peak.dtype, peak.flops_per_s
         peak_text = f"{product}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
     rates, ceiling_text = list[Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
-    if ceiling := ceiling_of(findings):
+    if ceiling := find_ceiling(findings.trace.path.parent, run.environment):
         path, record = ceiling
         rates = record.rates
         ceiling_text = f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"

@@ -22,7 +22,7 @@ _TIMES = ["busy_s", *_IDLE, *_COMM_TIMES]
 
 @dataclass(frozen=True, eq=False)
 class Clocks:
-    """Time on the devices, as means per step over `steps` steps.
+    """Time on the devices, as means per clocked step.
 
     `phases` has a row for each phase, in the order of a step, summed over devices. `devices` has a row for each device,
     by its number in the trace. Columns of both:
@@ -41,9 +41,7 @@ class Clocks:
     median time from one to the next, `launch_interval_s`; the number of `kernels` and their median duration,
     `median_kernel_s`.
 
-    `pauses` has a row for each idle time, with `device`, `start_ns` and `end_ns`. `before` and `after` are indexes of
-    the kernels around it, or NONE. `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the
-    length `pause_ns` of their pause.
+    `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the length `pause_ns` of their pause.
 
     `collectives` has a row for each phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s`, the number
     of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s` (see `Trace.kernels`).
@@ -51,10 +49,8 @@ class Clocks:
 
     phases: pd.DataFrame
     devices: pd.DataFrame
-    pauses: pd.DataFrame
     waits: pd.DataFrame
     collectives: pd.DataFrame
-    steps: int
 
     @property
     def total(self) -> pd.Series:
@@ -76,17 +72,17 @@ def phase_clocks(graph: Graph) -> Clocks:
     a kernel with a launch runs beside it.
 
     The clock runs over the steps without the skipped ones, and on to the last kernel that they launched; the time of
-    kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
-    from its first kernel to its last.
+    kernels that were queued before them is left out. Without steps it runs from the first kernel that counts to the
+    last.
     """
     (trace,) = graph.traces.values()
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing, nothing, steps)
+        return Clocks(nothing, nothing, nothing, nothing)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
-    queue = kernels.assign(is_clocked=trace.is_clocked)[is_queued]
+    queue = kernels[is_queued]
     (span,) = graph.activities[["start_ns", "end_ns"]][graph.activities.kind == "steps"].to_numpy() - trace.shift_ns
     devices = [_device_pieces(rows, span) for _, rows in queue.groupby("device", sort=False)]
     busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))
@@ -97,8 +93,8 @@ def phase_clocks(graph: Graph) -> Clocks:
     host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
-        _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps), pauses,
-        idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps), steps,
+        _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps),
+        idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps),
     )  # fmt: skip
 
 
@@ -135,10 +131,11 @@ def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
 
 
 def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The time of one device's kernels in pieces, and its idle time between them as `Clocks.pauses`.
+    """The time of one device's kernels in pieces, and its pauses, the idle times between them.
 
-    Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. Idle time lasts
-    from `span[0]` to `span[1]` and ends with a clocked kernel, or with the last one.
+    Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. A pause has
+    `device`, `start_ns`, `end_ns`, and the indexes of the kernels around it, `before` and `after`, or NONE. Pauses last
+    from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
     """
     start, end, launch_start = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
     position = np.arange(len(queue))

@@ -105,8 +105,8 @@ class _Document(Struct):
     notes: TraceNotes = field(name=NOTES, default_factory=TraceNotes)
 
 
-# Chrome's trace format also allows a bare list of events. Some tools write numbers as text: `strict=False` reads them.
-_decoder = msgspec.json.Decoder(_Document | list[_Event], strict=False)
+# Some tools write numbers as text: `strict=False` reads them.
+_decoder = msgspec.json.Decoder(_Document, strict=False)
 
 
 def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
@@ -136,17 +136,15 @@ class TraceEvents:
     """A whole trace of one process.
 
     `host` has operators and ranges, ordered by thread, then start, then the longer first: parents before children. The
-    others are ordered by start: `calls` of the runtime and driver; `launches`, the calls that can start work on the
-    device; and `kernels`, copies and fills. A launch with `is_captured` starts nothing, since its
-    stream was being captured into a graph. `functions` are calls of Python functions of 0.1 ms and more, if the
-    profiler recorded stacks. `main_thread` is the thread with the most ranges. `origin_ns` is the first event's time on
-    the clock of the machine.
+    others are ordered by start: `calls` of the runtime and driver, and `kernels`, copies and fills. A call with
+    `is_launch` can start work on the device; one with `is_captured` starts nothing, since its stream was being captured
+    into a graph. `functions` are calls of Python functions of 0.1 ms and more, if the profiler recorded stacks.
+    `main_thread` is the thread with the most ranges. `origin_ns` is the first event's time on the clock of the machine.
     """
 
     distributed: Distributed
     host: Events
     calls: Events
-    launches: Events
     kernels: Events
     functions: Events
     main_thread: int
@@ -175,7 +173,6 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     except (RecursionError, msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = str(error).replace("`", "")
         refuse(f"is no trace, or a damaged one: {reason}; give one as torch.profiler wrote it")
-    document = document if isinstance(document, _Document) else _Document(document)
     if unread := sorted(filter(_UNREAD.match, {event.cat for event in document.traceEvents})):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
     # Events that never ended have no duration. The trace's guards report a launch or kernel that is lost this way.
@@ -221,13 +218,11 @@ def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> T
     # A capture lasts until the next call that ends one, or to the end of the trace. All threads launch into it.
     is_begin, is_end = (calls.name.str.contains(f"Stream{word}Capture") for word in ("Begin", "End"))
     is_captured = pd.Series(np.select([is_begin, is_end], [1.0, 0.0], np.nan), calls.index).ffill() == 1.0
-    is_launch = where(calls.name, _LAUNCHING.search)
     ranges = host.thread[is_range(host)]
     return TraceEvents(
         distributed,
         host,
-        calls,
-        calls.assign(is_captured=is_captured)[is_launch].reset_index(drop=True),
+        calls.assign(is_captured=is_captured, is_launch=where(calls.name, _LAUNCHING.search)),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
         functions,
         int(next(iter([*ranges.mode(), *host.thread[:1]]), 0)),

@@ -82,7 +82,7 @@ class KernelFindings:
         launches = counts["captured_launch_count"]
         if why := self.why_no_kernels:
             return [make_guard("device_recorded", launches or None, why=why), *guards]
-        window_s = self.clocks.total.window_s * self.clocks.steps
+        window_s = self.clocks.total.window_s * self.graph.steps
         figures = {
             "kernels_without_launch": counts["without_launch_fraction"],
             "launches_without_kernel": counts["launch_without_kernel_count"] / max(launches, 1),
@@ -119,7 +119,8 @@ def count_missing(trace: Trace) -> Values:
     `outside_steps_s` are their times. A launch that starts nothing is not missing its kernel: one whose stream is being
     captured into a graph, and a fill of no bytes. Traces do not tell the size of a fill, so no fill is counted.
     """
-    kernels, launches = trace.kernels, trace.events.launches
+    kernels, calls = trace.kernels, trace.events.calls
+    launches = calls[calls.is_launch]
     is_linked = kernels.launch != NONE
     is_counted = kernels.is_counted
     duration_ns = kernels.duration_ns

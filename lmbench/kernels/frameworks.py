@@ -76,11 +76,7 @@ def _sigterm_ns(trace: Trace) -> int:
 
 
 def _bucket_copies_ns(trace: Trace) -> int:
-    """The time of the kernels with which DDP copies gradients out of buckets; of its operators on a CPU."""
-    is_copy = where(trace.host.names, _BUCKET_COPY.match)
-    kernels, copies = trace.kernels[trace.kernels.is_counted], trace.host.events[is_copy]
-    if kernels.empty:
-        copies = copies[copies.start_ns.between(*trace.span_ns, "left")]
-        return int((copies.end_ns - copies.start_ns).sum())
-    is_inside = take(trace.host.nesting.innermost(is_copy), kernels.around.to_numpy(), NONE) != NONE
-    return int(kernels.duration_ns[is_inside].sum())
+    """The time of the kernels with which DDP copies gradients out of buckets."""
+    copies = trace.host.nesting.innermost(where(trace.host.names, _BUCKET_COPY.match))
+    is_copy = take(copies, trace.kernels.around.to_numpy(), NONE) != NONE
+    return int(trace.kernels.duration_ns[trace.kernels.is_counted & is_copy].sum())

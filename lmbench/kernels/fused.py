@@ -49,12 +49,10 @@ def _path_events(pieces: pd.DataFrame) -> list[Any]:
 def _events_of(trace: Trace, rank: int) -> list[Any]:
     """All events of a rank's file, with times on the common clock, and numbers of processes and flows of its own."""
     document: Any = msgspec.json.decode(read_file(trace.path, MAX_JSON_BYTES, True, unpacks=True))
-    is_list = isinstance(document, list)
-    base_ns = 0 if is_list else int(document.get("baseTimeNanoseconds", 0))
+    base_ns = int(document.get("baseTimeNanoseconds", 0))
     later_us = (trace.shift_ns - (trace.events.origin_ns - base_ns)) / 1e3
     numbers = dict[Any, int]()
-    events = document if is_list else document["traceEvents"]
-    for event in events:
+    for event in document["traceEvents"]:
         event["pid"] = _RANK_PROCESSES * (rank + 1) + numbers.setdefault(event.get("pid"), len(numbers))
         if isinstance(event.get("ts"), int | float):
             event["ts"] += later_us
@@ -62,4 +60,4 @@ def _events_of(trace: Trace, rank: int) -> list[Any]:
             event["id"] = f"{rank}:{event['id']}"
         if event.get("name") == "process_name":
             event["args"] = {"name": f"rank {rank}: {(event.get('args') or {}).get('name', '')}"}
-    return list(events)
+    return list(document["traceEvents"])

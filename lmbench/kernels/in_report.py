@@ -44,9 +44,8 @@ def _share(kind: str, span: Span, name: str) -> Expression:
 
 def _wait_fraction(run: RunRecord) -> float | None:
     """The share of the step's device time in which the device waits for the host, which the profiler slows."""
-    phases = [] if run.kernels is None else [phase for span, phase in run.kernels.phases.items() if span != "step"]
-    window_s = math.fsum(phase.window_s or 0.0 for phase in phases)
-    return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
+    wait_s, window_s = (value_at(run, f"kernels.phases.step.{name}") for name in ("host_wait_s", "window_s"))
+    return wait_s / window_s if window_s else None
 
 
 def _unhidden_fraction(run: RunRecord) -> float | None:

@@ -131,9 +131,8 @@ class _RankGraph:
 
     def __init__(self, trace: Trace, first: int) -> None:
         self._trace, (self._begin_ns, self._finish_ns) = trace, trace.clocked_ns
-        is_clocked, kernels = trace.is_clocked, trace.kernels
-        is_kept = is_clocked | (kernels.launch_ns < self._begin_ns)
-        self._kernels, self._is_clocked = kernels[is_kept], is_clocked[is_kept].to_numpy(bool)
+        self._kernels = trace.kernels[trace.kernels.is_clocked | (trace.kernels.launch_ns < self._begin_ns)]
+        self._is_clocked = self._kernels.is_clocked.to_numpy(bool)
         self._start_ns, self._end_ns = (self._kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
         self._lane = self._kernels.groupby(["device", "stream"]).ngroup().to_numpy()
         self._launched = np.argsort(self._kernels.launch_ns.to_numpy(), kind="stable")
@@ -142,30 +141,32 @@ class _RankGraph:
         self._call = 2 * (first + np.arange(len(self._calls)))
         self._kernel = 2 * (first + len(self._calls) + np.arange(len(self._kernels)))
         self._finish = 2 * (first + len(self._calls) + len(self._kernels)) + 1
+        self._clocked_lanes = pd.Series(self._kernel)[self._is_clocked].groupby(self._lane[self._is_clocked])
         self.links = list[pd.DataFrame]()
         self._link_returns()
         self._link_host()
         self._link_kernels()
 
     def _host_calls(self) -> pd.DataFrame:
-        launches, calls = self._trace.events.launches, self._trace.events.calls
-        launches = launches.assign(launch=launches.index)
-        launches = launches.loc[np.unique(self._kernels.launch[self._kernels.launch != NONE])]
-        is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)
-        at_ns, columns = [self._begin_ns, self._finish_ns], ["name", "thread", "launch", "start_ns", "end_ns"]
-        marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})
-        rows = pd.concat([marks[:1], launches, calls[is_sync], marks[1:]])[columns].fillna({"launch": NONE})
+        calls = self._trace.events.calls
+        is_launch = calls.index.isin(self._kernels.launch)
+        is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(calls.thread[is_launch])
         # Clocks that disagree may place the last kernel before its own launch, which is kept.
-        rows = rows[(rows.start_ns <= self._finish_ns) | (rows.launch != NONE)].astype({"launch": np.int64})
+        is_kept = is_launch | (is_sync & (calls.start_ns <= self._finish_ns))
+        calls = calls.assign(launch=np.where(is_launch, calls.index, NONE))[is_kept]
+        at_ns = [self._begin_ns, self._finish_ns]
+        marks = pd.DataFrame(
+            {"name": "", "thread": self._trace.events.main_thread, "launch": NONE, "start_ns": at_ns, "end_ns": at_ns}
+        )
+        rows = pd.concat([marks[:1], calls, marks[1:]])[[*marks]]
         return rows.sort_values("start_ns", kind="stable", ignore_index=True)
 
     def activities(self) -> pd.DataFrame:
         """Rows as `Graph` describes them."""
-        calls, clocked = self._calls, np.flatnonzero(self._is_clocked)
+        calls = self._calls
         begin = np.flatnonzero(calls.name == "")[0]
         # A kernel before the steps is replaced by the last one of its stream in the repetition before.
-        last = np.full(self._lane.max(initial=NONE) + 1, NONE)
-        last[self._lane[clocked]] = self._kernel[clocked] + 1
+        last = self._clocked_lanes.last().add(1).reindex(self._lane, fill_value=NONE).to_numpy()
         steps = pd.DataFrame({
             "start_ns": [self._end_ns[~self._is_clocked].max(initial=self._begin_ns)],
             "end_ns": [self._end_ns[self._is_clocked].max(initial=self._finish_ns)],
@@ -174,7 +175,7 @@ class _RankGraph:
         rows = pd.concat([
             calls[columns].assign(kind="call", kernel=NONE, is_inside=calls.index >= begin, next=NONE),
             self._kernels[columns].assign(
-                kind="kernel", kernel=self._kernels.index, is_inside=self._is_clocked, next=last[self._lane]
+                kind="kernel", kernel=self._kernels.index, is_inside=self._is_clocked, next=last
             ),
             steps.assign(kind="steps", thread=NONE, launch=NONE, kernel=NONE, is_inside=True, next=NONE),
         ], ignore_index=True)  # fmt: skip
@@ -229,7 +230,7 @@ class _RankGraph:
         self._add("order", number[before] + 1, number[after], gap_ns, unexplained_ns[after])
         self._add("wait", number[source] + 1, number[target], gap_ns, unexplained_ns[target])
         self._add("kernel", number, number + 1)
-        lanes = pd.Series(number)[self._is_clocked].groupby(lane[self._is_clocked])
+        lanes = self._clocked_lanes
         self._add("order", lanes.last() + 1, lanes.first(), gap_ns, is_lapped=True)
         self._add("end", lanes.last() + 1, self._finish, 0)
 

@@ -78,8 +78,8 @@ def _rank_of(trace: Trace) -> int | None:
 
 
 def collective_kernels(trace: Trace) -> pd.DataFrame:
-    """The kernels of a trace that communicate, with whether a clocked step launched them."""
-    return trace.kernels.assign(is_clocked=trace.is_clocked).query("is_counted and collective != ''")
+    """The kernels of a trace that communicate."""
+    return trace.kernels.query("is_counted and collective != ''")
 
 
 def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:

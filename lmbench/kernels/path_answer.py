@@ -61,7 +61,10 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     causes = causes.assign(step_s=sums["cause"], share_fraction=sums["cause"] / step_s).sort_values(
         "step_s", ascending=False
     )
-    tables = [table("kernels/path", causes.reset_index()), _link_table(simulation, shown)]
+    per_chain = "per step of the chain that sets it"
+    rows = causes.reset_index()
+    path = table("kernels/axes", rows, name="path", title="The path", axis="cause", per=per_chain)
+    tables = [path, _link_table(simulation, shown)]
     if what_ifs.rows:
         tables = [what_ifs, *tables]
     residual = (
@@ -116,10 +119,7 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     path, graph = simulation.path, simulation.graph
     launching = pieces[pieces.cause == LAUNCHING]
     calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
-    place_of = dict[int, str]()
-    for rank, rows in calls.groupby("rank"):
-        texts = rows.name + " " + places(graph.traces[rank], rows)
-        place_of |= zip(rows.link, texts.str.rstrip(), strict=True)
+    place_of = (calls.name + " " + places(graph.traces, calls)).str.rstrip().set_axis(calls.link)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
@@ -172,13 +172,12 @@ def _what_if_table(simulation: WhatIf, changes: Sequence[GraphChange] | None) ->
 
 def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     """The longest links of the path, summed by what they are and where: the module, or what the host was in."""
-    where = list[pd.Series]()
-    for rank, rows in pieces.groupby("rank"):
-        trace = simulation.graph.traces[rank]
-        modules = pd.Series([*map(trace.host.module, rows.around.astype(int))], rows.index, dtype=object)
-        under = places(trace, rows)
-        where.append(under.where(under != "", modules.str.replace(r"\d+", "*", regex=True)))
-    rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
+    traces = simulation.graph.traces
+    events = zip(pieces["rank"], pieces.around.astype(int), strict=True)
+    modules = pd.Series([traces[rank].host.module(event) for rank, event in events], pieces.index, dtype=object)
+    under = places(traces, pieces)
+    where = under.where(under != "", modules.str.replace(r"\d+", "*", regex=True))
+    rows = pieces.assign(where=where, name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s
     links = groups.agg(step_s="sum", longest_s="max", count="size").sort_values("step_s", ascending=False)
     links["longest_s"] *= simulation.graph.steps

@@ -125,14 +125,13 @@ def _computing(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
 def _events(trace: Trace) -> pd.DataFrame:
     """The host's operators, ranges, Python functions and calls, each with the `cause` that time in it has."""
     columns = ["name", "thread", "start_ns", "end_ns"]
-    linked = trace.kernels[trace.kernels.launch != NONE]
     functions = trace.events.functions
     functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
     others = pd.concat([trace.events.host[columns], functions[columns]]).assign(is_call=False, cause=LAUNCHING)
     calls = trace.events.calls[columns].assign(is_call=True)
-    is_copied = calls.start_ns.isin(linked.launch_ns[linked.is_awaited])
+    is_copied = calls.index.isin(trace.kernels.launch[trace.kernels.is_awaited])
     # The first launch of a kernel may load its module.
-    is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
+    is_first = calls.index.isin(trace.kernels.drop_duplicates("name").launch)
     is_long = calls.end_ns - calls.start_ns > LONG_NS
     cause = calls.name.map(call_cause)
     is_launch = where(calls.name, _LAUNCH.search)
@@ -162,20 +161,27 @@ def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFram
     return links[columns].iloc[row].assign(start_ns=start_ns, ns=end_ns - start_ns, event=event)
 
 
-def places(trace: Trace, pieces: pd.DataFrame) -> pd.Series:
+def places(traces: Mapping[int, Trace], pieces: pd.DataFrame) -> pd.Series:
     """Words on where the host was in its pieces: `under` an operator or module, `in` a function or range of the user.
 
     They are the innermost ones. A function alone names what the host's own code did; loading data and compiling have no
     other words. Launching has none.
     """
+    words = pd.Series("", pieces.index, dtype=object)
+    for rank, rows in pieces[(pieces.event != NONE) & (pieces.cause != LAUNCHING)].groupby("rank"):
+        words[rows.index] = _places(traces[rank], rows)
+    return words
+
+
+def _places(trace: Trace, pieces: pd.DataFrame) -> list[str]:
+    """The words of `places` for pieces of one rank."""
     host, words = trace.host, list[str]()
-    rows = pieces[(pieces.event != NONE) & (pieces.cause != LAUNCHING)]
-    thread, moments = (rows[name].to_numpy(np.int64) for name in ("thread", "moment"))
+    thread, moments = (pieces[name].to_numpy(np.int64) for name in ("thread", "moment"))
     main = np.full_like(thread, trace.events.main_thread)
     around: tuple[Integers, ...] = (
         host.nesting.around(thread, moments), host.functions.around(main, moments), host.users.around(main, moments)
     )  # fmt: skip
-    for cause, event, function, users_range in zip(rows.cause.tolist(), *around, strict=True):
+    for cause, event, function, users_range in zip(pieces.cause.tolist(), *around, strict=True):
         place = list[str]()
         if event != NONE and cause not in (DATA, _COMPILING) and (cause != HOST_CODE or function == NONE):
             # Of nested ATen operators the outermost is named: the program called it.
@@ -187,4 +193,4 @@ def places(trace: Trace, pieces: pd.DataFrame) -> pd.Series:
         elif users_range != NONE and cause not in (DATA, _COMPILING):
             place.append(f"in {host.users.names[users_range]}")
         words.append(" ".join(place))
-    return pd.Series(words, rows.index, dtype=object).reindex(pieces.index, fill_value="")
+    return words

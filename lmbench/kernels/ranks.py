@@ -66,7 +66,7 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
     rows = rows.assign(
         computing_s=rows.busy_s - rows.comm_exposed_s,
         last_count=last.groupby("rank").size(),
-        delay_s=last.groupby("rank").mean_wait_s.sum() / first.clocks.steps,
+        delay_s=last.groupby("rank").mean_wait_s.sum() / first.graph.steps,
         verdict=rows.apply(verdict_of, axis=1),
     ).fillna({"last_count": 0, "delay_s": 0.0})
     mean = rows.mean(numeric_only=True)
@@ -87,9 +87,6 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
         division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         if unmatched:
             division += f"; {unmatched} of its kernels match none of another rank"
-        worst, mean_ms = last.iloc[0], milliseconds(last.longest_s.mean())
-        largest = f"{milliseconds(worst.longest_s)} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
-        lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {largest}"))
     for rank, result in findings.items():
         lines += guard_lines(result.guards, f"rank {rank}: ")
     headline = [

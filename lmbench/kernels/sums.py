@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range
+from lmbench.kernels.events import is_range, starting
 from lmbench.kernels.graph import Graph
-from lmbench.kernels.host import Nesting
+from lmbench.kernels.host import ENGINE
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
 from lmbench.records.examined import AttentionTimes
@@ -149,29 +149,32 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
     return means.sort_values("kernel_s", ascending=False, kind="stable").reset_index()
 
 
+def host_pieces(graph: Graph) -> pd.DataFrame:
+    """The clocked steps of a trace without kernels, in pieces of the host's time `ns`, each in one `phase`.
+
+    `name` is that of the innermost operator, and `function` the user's Python function around a piece outside of
+    operators; both are empty where there is none. `around` is the operator's event.
+    """
+    (trace,) = graph.traces.values()
+    pieces = graph.chain_pieces([graph.measured.path])
+    around, main = pieces.around.to_numpy(np.int64), np.full(len(pieces), trace.events.main_thread)
+    is_operator = ~take(is_range(trace.host.events), around, True)
+    # The engine's event has only its own work around a node: the node's function has an event of its own.
+    names = np.where(starting(trace.host.names, ENGINE), "autograd engine", trace.host.names)
+    functions = take(trace.host.functions.names, trace.host.functions.around(main, pieces.start_ns.to_numpy()), "")
+    return pieces.astype({"phase": object}).assign(
+        name=np.where(is_operator, take(names, around, ""), ""), function=np.where(is_operator, "", functions)
+    )
+
+
 def operator_times(graph: Graph) -> pd.DataFrame:
     """Host time per clocked step by phase, in the order of a step, and operator, the longest first.
 
     The columns are `phase`, `name`, `self_s` without operators inside, the `share_fraction` of the phase's self time,
     `call_count` and `mean_s`.
     """
-    (trace,) = graph.traces.values()
-    begin_ns, past_ns = trace.clocked_ns
-    is_operator = ~is_range(trace.host.events) & trace.host.events.start_ns.between(begin_ns, past_ns, "left")
-    operators, is_engine = trace.host.events[is_operator], trace.host.is_engine[is_operator]
-    start_ns, end_ns = operators[["start_ns", "end_ns"]].to_numpy().T
-    self_ns = end_ns - start_ns
-    parent = Nesting(operators).parent
-    child = np.flatnonzero(parent != NONE)
-    inside_ns = np.minimum(self_ns[child], end_ns[parent[child]] - start_ns[child])
-    np.subtract.at(self_ns, parent[child], inside_ns)
-    columns = {
-        "phase": trace.timeline.at(start_ns),
-        # The engine's event has only its own work around a node: the node's function has an event of its own.
-        "name": np.where(is_engine, "autograd engine", operators.name),
-        "ns": np.maximum(self_ns, 0),
-    }
-    sums = pd.DataFrame(columns).groupby(["phase", "name"], sort=False).ns.agg(ns="sum", number="size")
+    pieces = host_pieces(graph).query("name != ''")
+    sums = pieces.groupby(["phase", "name"], sort=False).agg(ns=("ns", "sum"), number=("around", "nunique"))
     work = Work(sums.reset_index(), graph.steps)
     rows = pd.concat([work.by("phase", "name", phase=phase) for phase in work.phases or [STEP]])
     return rows.rename(columns={"kernel_s": "self_s", "kernel_count": "call_count"})
@@ -183,17 +186,11 @@ def host_times(graph: Graph) -> pd.DataFrame:
     The columns are `phase`, its time `host_s`, the part `operators_s` in operators, and `function`, the user's Python
     function with the most time `function_s` outside of operators; empty and 0 without one.
     """
-    (trace,) = graph.traces.values()
-    pieces = graph.chain_pieces([graph.measured.path])
-    main = np.full(len(pieces), trace.events.main_thread)
-    function = trace.host.functions.around(main, pieces.start_ns.to_numpy())
-    in_operator = ~take(is_range(trace.host.events), pieces.around.to_numpy(np.int64), True)
-    time_s = pieces.ns / 1e9 / graph.steps
+    pieces = host_pieces(graph).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
     times = pd.DataFrame({
-        "phase": pieces.phase.to_numpy(object), "function": take(trace.host.functions.names, function, ""),
-        "host_s": time_s, "operators_s": time_s * in_operator, "function_s": time_s * ~in_operator,
-    })  # fmt: skip
-    own = times[times.function != ""].groupby(["phase", "function"]).function_s.sum().sort_values(ascending=False)
-    times = times.groupby("phase")[["host_s", "operators_s"]].sum().reset_index()
-    times = times.merge(own.reset_index().drop_duplicates("phase"), how="left")
-    return times.fillna({"function": "", "function_s": 0.0}).sort_values("host_s", ascending=False)
+        "host_s": pieces.groupby("phase").s.sum(), "operators_s": pieces[pieces.name != ""].groupby("phase").s.sum()
+    }).reset_index()  # fmt: skip
+    functions = pieces[pieces.function != ""].groupby(["phase", "function"]).s.sum().sort_values(ascending=False)
+    longest = functions.rename("function_s").reset_index().drop_duplicates("phase")
+    times = times.merge(longest, how="left").fillna({"operators_s": 0.0, "function": "", "function_s": 0.0})
+    return times.sort_values("host_s", ascending=False)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmbench.errors import UsageError
 from lmbench.kernels.communication import describe_communication
 from lmbench.kernels.compiled import parts_in_graphs, read_graphs
 from lmbench.kernels.events import Events, TraceEvents, is_range, read_trace
@@ -81,7 +80,7 @@ class Trace:
     `kernels` has a row for each kernel, copy and fill, ordered by start. It has the columns of an event, `duration_ns`,
     `phase`, `kind`, `part`, those of `CommunicationKernel`, and:
 
-    - `launch`: an index into the launches. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
+    - `launch`: an index into the calls. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
       nothing tells in which phase the host started it.
     - `launch_ns`, `returned_ns`, `thread`: start, end and thread of the launch; without a launch, twice the kernel's
       start and the main thread.
@@ -89,6 +88,7 @@ class Trace:
     - `around`: the index of the innermost operator or module range around the launch, or NONE.
     - `step`: the name of the step that launched it, empty outside of steps.
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
+    - `is_clocked`: whether it counts, and was launched in a step that is clocked, or began there without a launch.
     - `is_awaited`: whether it is a copy that ended before its call returned, so that the host waited for it.
     - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
     """
@@ -103,29 +103,15 @@ class Trace:
 
     @cached_property
     def clocked_ns(self) -> tuple[int, int]:
-        """Start and end of the steps that are clocked; without steps of the whole trace.
+        """Start and end of the steps that are clocked.
 
-        Of a whole foreign trace these are the start of its first kernel and the end of its last one.
+        Without steps these are the start of the first kernel that counts and the end of the last one; without kernels
+        those of the whole trace.
         """
         steps_ns = self.timeline.step_ns[self.timeline.skipped :]
         if not len(steps_ns):
-            counted = self.kernels[self.kernels.is_counted]
-            if counted.empty:
-                return self.span_ns
-            queued = self.kernels[self.kernels.start_ns < counted.end_ns.max()]
-            ranges = (self.timeline.start_ns, self.timeline.end_ns) if self.timeline.source == "lmbench" else ()
-            steps_ns = np.concatenate((queued.start_ns, queued.end_ns, *ranges))
-        return int(steps_ns.min()), int(steps_ns.max())
-
-    @cached_property
-    def is_clocked(self) -> Any:
-        """A flag for each kernel: whether a clocked step launched it, or it began in one and its launch is unknown."""
-        begin, end = self.clocked_ns
-        is_launched = (self.kernels.launch_ns >= begin) & (self.kernels.launch_ns < end) | (
-            not len(self.timeline.step_ns)
-        )
-        is_begun = self.kernels.is_counted & (self.kernels.start_ns >= begin)
-        return is_launched.where(self.kernels.launch != NONE, is_begun)
+            steps_ns = self.kernels.loc[self.kernels.is_counted, ["start_ns", "end_ns"]].to_numpy()
+        return (int(steps_ns.min()), int(steps_ns.max())) if len(steps_ns) else self.span_ns
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -159,21 +145,15 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) -> PhaseTimeline:
-    """The phases and steps of a trace; `recorded_steps` is the number of whole steps in the trace's notes.
-
-    Raises:
-        UsageError: a range of lmbench's has a phase that lmbench does not know.
-    """
+    """The phases and steps of a trace; `recorded_steps` is the number of whole steps in the trace's notes."""
     ranges = events.loc[is_range(events), ["name", "start_ns", "end_ns"]]
-    pieces = ranges[ranges.name.str.startswith(PHASE)]
+    pieces = ranges[ranges.name.isin([f"{PHASE}{phase}" for phase in PHASES])]
     pieces = pieces.assign(phase=pieces.name.str.removeprefix(PHASE))
     inferred = []
-    if unknown := set(pieces.phase).difference(PHASES):
-        raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
     is_lmbench = len(pieces) > 0
     steps = ranges[ranges.name.str.match(STEP if is_lmbench else r"ProfilerStep#\d+$")]
     steps = steps.sort_values(["start_ns", "end_ns"])
-    if is_lmbench and recorded_steps is not None and 0 < recorded_steps < len(steps):
+    if recorded_steps is not None and recorded_steps < len(steps):
         # The last step began and did not end: its kernels are outside, and no mean counts it.
         pieces = pieces[pieces.start_ns < steps.start_ns.iat[recorded_steps]]
         steps = steps[:recorded_steps]
@@ -239,37 +219,41 @@ def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> p
     return hulls.agg(start_ns=("start_ns", "first"), end_ns=("end_ns", "max")).assign(phase=phase)
 
 
-def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
+def match_launches(kernels: pd.DataFrame, calls: Events) -> Integers:
     """The index of each kernel's launch, or NONE: the last call before it with its correlation id, else the first one.
 
     A call that launches a CUDA graph has many kernels.
     """
-    calls = launches[["correlation", "start_ns"]].assign(call=launches.index)
-    calls = calls[calls.correlation != NONE]
-    last = pd.merge_asof(kernels[["correlation", "start_ns"]], calls, on="start_ns", by="correlation").call
-    first = kernels.correlation.map(calls.drop_duplicates("correlation").set_index("correlation").call)
+    is_launch = calls.is_launch & (calls.correlation != NONE)
+    launches = calls.loc[is_launch, ["correlation", "start_ns"]].assign(call=calls.index[is_launch])
+    last = pd.merge_asof(kernels[["correlation", "start_ns"]], launches, on="start_ns", by="correlation").call
+    first = kernels.correlation.map(launches.drop_duplicates("correlation").set_index("correlation").call)
     return np.asarray(last.fillna(first).fillna(NONE), dtype=np.int64)
 
 
 def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:
     """The kernels with the columns that `Trace` describes, from their launches and the host's events."""
-    kernels, launches = events.kernels, events.launches
-    launch = match_launches(kernels, launches)
+    kernels, calls = events.kernels, events.calls
+    launch = match_launches(kernels, calls)
     is_linked = launch != NONE
     start_ns = kernels.start_ns.to_numpy()
-    launch_ns = take(launches.start_ns, launch, start_ns)
-    thread = take(launches.thread, launch, events.main_thread)
+    launch_ns = take(calls.start_ns, launch, start_ns)
+    thread = take(calls.thread, launch, events.main_thread)
     around = np.where(is_linked, host.nesting.around(thread, launch_ns), NONE)
     # Correlation ids rise with the calls, and a stream runs kernels in the order of their launches. So a kernel with a
     # lower id than all launches, or before its stream's first kernel with a launch, was launched before the trace
     # began. Any other kernel without a launch has lost it, and counts.
-    first_id = min(launches.correlation[launches.correlation != NONE], default=0)
+    first_id = min(calls.correlation[calls.is_launch & (calls.correlation != NONE)], default=0)
     first_ns = kernels.start_ns.where(is_linked).groupby([kernels.device, kernels.thread]).transform("min")
     is_counted = is_linked | ~(kernels.correlation.between(0, first_id - 1) | (kernels.start_ns < first_ns)).to_numpy()
+    is_after_skipped = np.full(len(kernels), True)
     if len(timeline.step_ns):
+        is_after_skipped = launch_ns >= timeline.step_ns[timeline.skipped, 0]
         # A kernel without a launch may be behind the last step, whose kernels outlast it.
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
-    returned_ns = take(launches.end_ns, launch, start_ns)
+    # If the steps of a trace launched nothing, all kernels count.
+    is_counted |= not is_counted.any()
+    returned_ns = take(calls.end_ns, launch, start_ns)
     kernels = kernels.assign(
         stream=kernels.thread,
         launch=launch,
@@ -280,8 +264,8 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         step=take(timeline.step_names, locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], launch_ns), ""),
         phase=np.where(is_linked, timeline.at(launch_ns), UNLINKED),
         kind=[*map(kind_of, kernels.name, kernels.category, take(host.events.name, around, ""))],
-        # If the steps of a trace launched nothing, all kernels count.
-        is_counted=is_counted | (not is_counted.any()),
+        is_counted=is_counted,
+        is_clocked=is_counted & is_after_skipped,
         is_awaited=is_linked & (kernels.category == "gpu_memcpy") & (kernels.end_ns <= returned_ns),
         cost_ns=kernels.duration_ns,
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
@@ -77,10 +76,9 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     """
     phases = clocks.phases
     if phases.empty:
-        return phases.assign(lag_verdict=None, min_lag_s=np.nan, verdict=None, advice=None)
+        return phases
     # Nothing tells why kernels without launches ran.
-    is_long = phases.window_s >= max(_LONG_FRACTION * phases.window_s.sum(), np.finfo(float).tiny)
-    is_judged = is_long & (phases.index != UNLINKED)
+    is_judged = (phases.window_s > _LONG_FRACTION * phases.window_s.sum()) & (phases.index != UNLINKED)
     lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     rows = []
     for phase, clock in phases.iterrows():
@@ -188,7 +186,7 @@ def _advice_on_stalls(case: _Case) -> str:
 
 def _advice_on_host(case: _Case) -> str:
     """The advice for a phase in which the device waits for the host."""
-    cause = next(iter(largest_causes(case.waits).index), LAUNCHING)
+    cause = largest_causes(case.waits).index[0]
     if cause != LAUNCHING or case.phase == "data":
         return remedy(case.waits, cause, case.phase == "data")
     if case.phase not in (*_NETWORK, "clip", "optimizer") or not case.clock.launches:

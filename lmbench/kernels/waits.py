@@ -30,7 +30,6 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     If a short pause began while the host synchronized or copied, this is its cause rather than the launches that
     followed: nothing else was queued.
     """
-    (trace,) = graph.traces.values()
     if clocks.waits.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     waits = clocks.waits.rename(columns={"name": "call"}).astype({"cause": object})
@@ -41,11 +40,11 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     waits.loc[is_blocked, columns] = calls.loc[waits.chain[is_blocked]].to_numpy()
     # A kernel's launch has the kernel's name.
     waits["call"] = waits.call.where(waits.event != NONE, "")
-    waits["under"] = places(trace, waits)
+    waits["under"] = places(graph.traces, waits)
     sums = waits.sort_values("ns", ascending=False, kind="stable").groupby(_KEYS, sort=False).agg(
         wait_s=("ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
     )  # fmt: skip
-    sums = sums.assign(wait_s=sums.wait_s / 1e9 / clocks.steps, at_s=sums.at_s / 1e9)
+    sums = sums.assign(wait_s=sums.wait_s / 1e9 / graph.steps, at_s=sums.at_s / 1e9)
     return sums.sort_values("wait_s", ascending=False, kind="stable").reset_index()
 
 
@@ -59,32 +58,33 @@ def cause_text(waits: pd.DataFrame, cause: str) -> str:
 
     Its share is told, unless it is nearly all.
     """
-    under_s = waits[waits.cause == cause].groupby("under").wait_s.sum()
-    largest = under_s.idxmax()
-    share = under_s.max() / under_s.sum()
-    share_text = f", {percent(share)} of it" if largest and share < _NEARLY_ALL_FRACTION else ""
-    if function := _function_of(waits, cause):
+    place, share = _largest_place(waits, cause)
+    share_text = f", {percent(share)} of it" if place and share < _NEARLY_ALL_FRACTION else ""
+    if function := _users_function(place, cause):
         return f"{function}{share_text}"
-    return f"{_cause_words(waits, cause)}{share_text} {shortened(largest, _PLACE_WIDTH)}".rstrip()
+    return f"{_cause_words(waits, cause)}{share_text} {shortened(place, _PLACE_WIDTH)}".rstrip()
 
 
 def remedy(waits: pd.DataFrame, cause: str, is_data: bool = False) -> str:
     """Text on how long devices waited for one cause, and what to do about it; `is_data` in a phase that gets data."""
     wait_s = waits.wait_s[waits.cause == cause].sum()
-    function = _function_of(waits, cause)
+    function = _users_function(_largest_place(waits, cause)[0], cause)
     advice = "do less there, or in another process" if function else NAMES.causes[cause].remedy
     if is_data and cause in (HOST_CODE, LAUNCHING):
         advice = NAMES.causes[DATA].remedy
     return f"{milliseconds(wait_s)} ms in {function or _cause_words(waits, cause)}; {advice}"
 
 
-def _function_of(waits: pd.DataFrame, cause: str) -> str:
-    """The Python function with most of the time of the host's own code; empty for other causes, or if unknown."""
-    if cause != HOST_CODE:
-        return ""
+def _largest_place(waits: pd.DataFrame, cause: str) -> tuple[str, float]:
+    """The words `under` with the most of a cause's time, and their share of it."""
     under_s = waits[waits.cause == cause].groupby("under").wait_s.sum()
-    largest = "" if under_s.empty else under_s.idxmax().removeprefix("in ")
-    return largest if is_users_function(largest) else ""
+    return str(under_s.idxmax()), under_s.max() / under_s.sum()
+
+
+def _users_function(place: str, cause: str) -> str:
+    """The Python function that the words on a place of the host's own code name; empty for other causes and words."""
+    function = place.removeprefix("in ")
+    return function if cause == HOST_CODE and is_users_function(function) else ""
 
 
 def _cause_words(waits: pd.DataFrame, cause: str) -> str:

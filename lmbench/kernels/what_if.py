@@ -141,8 +141,7 @@ class WhatIf:
         pieces, steps = self.graph.pieces, self.graph.steps * len(self.graph.traces)
         target = self.graph.links.target.to_numpy()[pieces.link]
         is_inside = self.graph.activities.is_inside.to_numpy(bool)[target // 2]
-        works = pieces.thread.notna() & pieces.link_kind.isin(("program", "call")) & is_inside
-        works &= pieces.phase != "data"
+        works = pieces.link_kind.isin(("program", "call")) & is_inside & (pieces.phase != "data")
         traced_s, launching_s = (
             float(pieces.ns[rows].sum() / 1e9 / steps) for rows in (works, works & (pieces.cause == LAUNCHING))
         )

@@ -49,7 +49,7 @@ def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(path, capsys,
 def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_the_step(tmp_path, capsys):
     folder = shutil.copytree(TRACES / "small_bf16_compiled", tmp_path / "run")
     shutil.copy(TRACES / "two_gpus" / "trace.json.gz", folder)
-    (plain,) = plain_sums(folder / "trace.json.gz").values()
+    plain = plain_sums(folder / "trace.json.gz")
     findings = examine(folder)
     hidden_s = plain["overlapped"]
     for axis in ("kind", "part"):

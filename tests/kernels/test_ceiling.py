@@ -17,7 +17,7 @@ from trace_events import examined
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.kernels.ceiling import CeilingRecord, CollectiveRate, attained_bus, find_ceiling, roofline, store_ceiling
+from lmbench.kernels.ceiling import CeilingRecord, attained_bus, find_ceiling, roofline, store_ceiling
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -68,31 +68,13 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, monk
     factors = {"all-reduce": 1, "all-gather": 0.5, "reduce-scatter": 0.5, "all-to-all": 0.5, "broadcast": 1}
     assert [rate.collective for rate in record.collectives if rate.message_bytes == 10**6] == [*factors]
     for rate in record.collectives:
-        assert rate.algorithm_bytes_per_s * rate.seconds == pytest.approx(rate.message_bytes)
-        assert rate.bus_bytes_per_s == pytest.approx(factors[rate.collective] * rate.algorithm_bytes_per_s)
+        assert rate.bus_bytes_per_s == pytest.approx(factors[rate.collective] * rate.message_bytes / rate.seconds)
         # What runs side by side takes no less time than the longer of the two takes alone, but for noise.
         assert rate.together_s > max(rate.seconds, rate.compute_s) / 3
     # If the folder cannot be written, the record is printed.
     with pytest.raises(UsageError, match="cannot be written"):
         store_ceiling(record, path / "x")
     assert json.loads(capsys.readouterr().err) == json.loads(path.read_text())
-
-
-def test_rates_measured_again_keep_the_collectives_of_the_same_versions(tmp_path, monkeypatch):
-    monkeypatch.setattr(ceiling, "CPU_MATMUL_SIZE", 64)
-    monkeypatch.setattr(ceiling, "CPU_COPY_BYTES", 2**20)
-    of_ranks = CollectiveRate(
-        collective="all-reduce", ranks=2, message_bytes=10**6, seconds=1e-3, algorithm_bytes_per_s=1e9,
-        bus_bytes_per_s=1e9, compute_s=1e-3, together_s=2e-3,
-    )  # fmt: skip
-    first, again = (ceiling.measure_ceiling(0.01, collectives) for collectives in ([of_ranks], []))
-    store_ceiling(first, tmp_path)
-    path = store_ceiling(again, tmp_path)
-    assert decode(path.read_bytes(), CeilingRecord) == msgspec.structs.replace(again, collectives=[of_ranks])
-    versions = replace(again.environment.versions, torch="another")
-    again = msgspec.structs.replace(again, environment=replace(again.environment, versions=versions))
-    store_ceiling(again, tmp_path)
-    assert decode(path.read_bytes(), CeilingRecord).collectives == []
 
 
 # The size `small`, at batch 4 and context 512.
@@ -127,15 +109,23 @@ def rows(findings):
     return {row["name"]: row for row in table.records()}
 
 
-def ceiling_record(gpu="NVIDIA H200", day=1, collectives=()):
+def ceiling_record(gpu="NVIDIA H200", day=1, collectives=(), torch_version="2.11.0"):
     rates = [("bf16", 8e14, 6.6e14), ("fp32", 5.08e13, 5.0e13), ("copy", 4.4e12, 4.3e12)]
-    times = dict.fromkeys(("seconds", "algorithm_bytes_per_s", "compute_s", "together_s"), 1.0)
+    environment = {"gpu": {**H200["gpu"], "name": gpu}, "versions": {"torch": torch_version}}
+    times = dict.fromkeys(("seconds", "compute_s", "together_s"), 1.0)
     names = ("collective", "ranks", "message_bytes", "bus_bytes_per_s")
     return {
-        "schema_version": 1, "measured_at": f"2026-11-{day:02d}", "environment": {"gpu": {**H200["gpu"], "name": gpu}},
+        "schema_version": 1, "measured_at": f"2026-11-{day:02d}", "environment": environment,
         "rates": [{"name": n, "burst_per_s": b, "sustained_per_s": held, "seconds": 3.0} for n, b, held in rates],
         "collectives": [{**times, **dict(zip(names, values, strict=True))} for values in collectives],
     }  # fmt: skip
+
+
+def test_rates_measured_again_keep_the_collectives_of_the_same_versions(tmp_path):
+    of_ranks = [("all-reduce", 2, 10**6, 1e9)]
+    for options, kept in (({"collectives": of_ranks}, 1), ({}, 1), ({"torch_version": "another"}, 0)):
+        path = store_ceiling(msgspec.convert(ceiling_record(**options), CeilingRecord), tmp_path)
+        assert len(decode(path.read_bytes(), CeilingRecord).collectives) == kept
 
 
 def test_products_by_hand_attain_shares_of_datasheet_and_ceiling(tmp_path):
@@ -197,26 +187,33 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
 BOUND = {
     "flops": {"per_token_flops": 6 * 10**9, "multiplier": 3}, "environment": H200, "world_size": 4,
     "model": {"trainable_parameter_count": 10**9, "d_model": 1000, "num_layers": 10}, "window__tokens": 40_000,
-    "window__steps": 1, "precision": "bf16-mixed", "config": {"trainer": {"strategy": "ddp"}},
-    "phases": {"backward": {"mean_s": 0.5}},
+    "window__steps": 1, "precision": "bf16-mixed", "phases": {"backward": {"mean_s": 0.5}},
 }  # fmt: skip
 
 
-def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, capsys):
+def bounds_of(folder, capsys, strategy):
+    """The rows of `lmbench ceiling RUN` for a run with this strategy, beside a ceiling of collectives."""
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
-    command = ["ceiling", str(make_run(tmp_path / "runs", **BOUND)), "--json"]
-    assert main(command) == 2
+    (folder / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
+    run = make_run(folder / "runs", **BOUND, config={"trainer": {"strategy": strategy}})
+    assert main(["ceiling", str(run), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["tables"]["bounds"]
+
+
+def test_a_run_without_collectives_of_its_machine_names_the_command_that_measures_them(tmp_path, capsys):
+    assert main(["ceiling", str(make_run(tmp_path / "runs", **BOUND))]) == 2
     assert "`lmbench ceiling --collectives` measures them" in capsys.readouterr().err
-    (tmp_path / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
-    assert main(command) == 0
-    by_name = {(row["strategy"], row["phase"]): row for row in json.loads(capsys.readouterr().out)["tables"]["bounds"]}
+
+
+def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, capsys):
+    rows = bounds_of(tmp_path, capsys, "ddp")
     # 10 000 tokens a rank; 4 GB of gradients, 2 GB of gathered parameters, 20 MB of activations.
     forward_s = 10_000 * 2e9 / 6.6e14
-    ddp, gathering, scattering, tensor, _ = by_name.values()
-    assert [row["compute_s"] for row in by_name.values()] == pytest.approx(
+    ddp, gathering, scattering, tensor, _ = rows
+    assert [row["compute_s"] for row in rows] == pytest.approx(
         [2 * forward_s, forward_s, 2 * forward_s, forward_s / 4, forward_s / 2]
     )
-    assert [row["communication_s"] for row in by_name.values()] == pytest.approx(
+    assert [row["communication_s"] for row in rows] == pytest.approx(
         [4 * 1.5 / 100, 2 * 0.75 / 100, 6 * 0.75 / 100, 20 * 0.02 * 1.5 / 100, 20 * 0.02 * 1.5 / 100]
     )
     assert tensor["most_ranks"] == math.floor(1 + 3 * forward_s / 4 / 0.006)
@@ -226,16 +223,7 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
 
 @pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
 def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, capsys):
-    strategy = {"class_path": "lmbench.ModelParallel", "init_args": options}
-    command = [
-        "ceiling",
-        str(make_run(tmp_path / "runs", **BOUND | {"config": {"trainer": {"strategy": strategy}}})),
-        "--json",
-    ]
-    rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
-    (tmp_path / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
-    assert main(command) == 0
-    rows = json.loads(capsys.readouterr().out)["tables"]["bounds"]
+    rows = bounds_of(tmp_path, capsys, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured
 
 

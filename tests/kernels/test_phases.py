@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from lightning.pytorch.profilers import PyTorchProfiler
 from tables import rows
@@ -12,7 +11,6 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader
 from trace_events import AUTOGRAD, HandWritten
 
-from lmbench.errors import UsageError
 from lmbench.kernels.trace import OUTSIDE, load_trace
 
 from conftest import Sleeper, quiet_trainer
@@ -87,6 +85,7 @@ def test_the_users_own_ranges_are_phases_but_autograds_engine_is_backward():
         forward | PP:0F3
         backward | mlp(W)
         outside | PP:0SEND_F1
+        outside | lmbench.phase:of_another_version
     """)
     for number, (_, name) in enumerate(named):
         trace.range(name, 100 * number, 90)
@@ -145,10 +144,3 @@ def test_forward_and_backward_are_inferred_from_autograds_operators(tmp_path):
     # The forward between two backward passes is not backward.
     assert at_us(trace, 205) == OUTSIDE
     assert trace.kernels.phase.tolist() == ["backward", OUTSIDE, "backward"]
-
-
-def test_an_unknown_phase_is_named():
-    trace = HandWritten()
-    trace.phase("warp", 0, 1)
-    with pytest.raises(UsageError, match="'warp'"):
-        trace.loaded()

@@ -17,16 +17,13 @@ def union_us(intervals):
 
 
 def plain_sums(path):
-    """By device, in s: `busy`, `comm` and how much of it is `overlapped`."""
+    """Sums over the kernels of a trace of one device, in s: `busy`, `comm` and how much of it is `overlapped`."""
     text = path.read_bytes()
     events = json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)["traceEvents"]
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    found = {}
-    for device in sorted({event["args"]["device"] for event in kernels}):
-        own = [(e["ts"], e["ts"] + e["dur"], e["name"]) for e in kernels if e["args"]["device"] == device]
-        comm = [one[:2] for one in own if re.search("nccl", one[2])]
-        compute = [one[:2] for one in own if not re.search("nccl|^Mem(cpy|set) ", one[2])]
-        overlapped = union_us(comm) + union_us(compute) - union_us(comm + compute)
-        sums = {"busy": union_us([one[:2] for one in own]), "comm": union_us(comm)}
-        found[device] = {name: value / 1e6 for name, value in {**sums, "overlapped": overlapped}.items()}
-    return found
+    spans = [(event["ts"], event["ts"] + event["dur"], event["name"]) for event in kernels]
+    comm = [span[:2] for span in spans if "nccl" in span[2]]
+    compute = [span[:2] for span in spans if not re.search("nccl|^Mem(cpy|set) ", span[2])]
+    overlapped = union_us(comm) + union_us(compute) - union_us(comm + compute)
+    sums = {"busy": union_us(span[:2] for span in spans), "comm": union_us(comm), "overlapped": overlapped}
+    return {name: time_us / 1e6 for name, time_us in sums.items()}

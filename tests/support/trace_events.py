@@ -1,4 +1,4 @@
-"""Traces written by hand as torch.profiler writes them, and real ones of a small model on the CPU."""
+"""Traces written by hand as torch.profiler writes them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paths import TRACES
-from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmbench.cli import main
-from lmbench.kernels.findings import examine
+from lmbench.kernels.findings import examine, examine_trace
 from lmbench.kernels.trace import load_trace
 
 MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
@@ -92,28 +91,4 @@ class HandWritten:
             return load_trace(self.write(Path(folder, "t.json")))
 
     def examined(self):
-        with TemporaryDirectory() as folder:
-            return examine(self.write(Path(folder, "t.json")))
-
-
-def record_steps(path, forward, optimizer, micro_batches=1):
-    """A real CPU trace of two training steps with lmbench's ranges."""
-
-    def phase(name):
-        return record_function(f"lmbench.phase:{name}")
-
-    with profile(activities=[ProfilerActivity.CPU]) as recording:
-        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": 2, "device_type": "cpu"}))
-        for step in range(2):
-            with record_function(f"lmbench.step:{step}"):
-                for _ in range(micro_batches):
-                    with phase("forward"):
-                        loss = forward()
-                    with phase("backward"):
-                        loss.backward()
-                with phase("optimizer"):
-                    optimizer.step()
-                with phase("zero_grad"):
-                    optimizer.zero_grad()
-    recording.export_chrome_trace(str(path))
-    return path
+        return examine_trace(self.loaded())

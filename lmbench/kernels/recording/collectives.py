@@ -135,7 +135,6 @@ def _rates(kind: str, group: Any, count: int, device: torch.device, cell_s: floa
                 ranks=count,
                 message_bytes=message_bytes,
                 seconds=alone_s,
-                algorithm_bytes_per_s=message_bytes / alone_s,
                 bus_bytes_per_s=message_bytes * bus_factor / alone_s,
                 compute_s=compute_s,
                 together_s=together_s,

@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -89,7 +90,7 @@ class Recording:
         self.steps += 1
 
     def stop(self, file: Path) -> int | None:
-        """Stop in any state and write the trace; may be called again.
+        """Stop, once, in any state and write the trace.
 
         Returns:
             The size of the trace in bytes; None without a trace.
@@ -98,8 +99,7 @@ class Recording:
             OSError: the trace cannot be written.
         """
         self.ranges.end()
-        modules, self._modules = self._modules, None
-        profiler, self._profile = self._profile, None
+        modules, profiler = self._modules, self._profile
         if modules is not None:
             modules.remove()
             if self._tool == "nsys" and self._device.capture is not None:
@@ -253,8 +253,5 @@ def _unlisted_kernels() -> Iterator[None]:
         if kernel_name is None and defined:
             set_kernel_post_grad_provenance_tracing(node_schedule, defined)
 
-    scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
-    try:
+    with patch.multiple(scheduling, define_kernel=define_kernel, codegen_comment=codegen_comment):
         yield
-    finally:
-        scheduling.define_kernel, scheduling.codegen_comment = define, comment
