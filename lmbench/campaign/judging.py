@@ -34,7 +34,7 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
-from lmbench.sweep.local import HeldExecutor
+from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
@@ -79,13 +79,13 @@ class Judge:
             UsageError: a side does not run, or an option of the trainings belongs to one side.
         """
         # Imports take longer than most rounds, so servers that one stage started serve the next one too.
-        self._executor = HeldExecutor({SWEEP: str(self.path.resolve())})
+        self._executor = LocalExecutor({SWEEP: str(self.path.resolve())})
         self._limits = Pace(executor=self._executor)
         try:
             with result_alone():
                 comparison = self._carry_out(time.monotonic() + self.budget_s)
         finally:
-            self._executor.shut_down()
+            self._executor.close()
         return self._conclude(comparison), comparison
 
     def _carry_out(self, end_s: float) -> Comparison:

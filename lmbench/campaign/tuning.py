@@ -35,7 +35,7 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.folder import is_trusted
-from lmbench.sweep.local import HeldExecutor
+from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
@@ -96,7 +96,7 @@ class Stages:
         #: The options of runs with short windows and with long ones, unless the user set the windows.
         self.short, self.long = {**_SHORT, **self.base}, {**_LONG, **self.base}
         # With the mark of a sweep, a run leaves it to the server to end what it started.
-        self.executor = HeldExecutor({SWEEP: str(self.path)}, is_lasting=True)
+        self.executor = LocalExecutor({SWEEP: str(self.path)}, is_lasting=True)
 
     def tune(self, axes: Sequence[Axis], trusts: bool = False) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
@@ -109,7 +109,6 @@ class Stages:
         """
         with self.begun(trusts):
             tuning = self.search(axes)
-            self.try_late(tuning)
             self.choose(tuning)
             self.train(tuning)
             self.measure_alone(tuning)
@@ -145,7 +144,7 @@ class Stages:
             with result_alone():
                 yield
         finally:
-            self.executor.shut_down()
+            self.executor.close()
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises UsageError where that fails."""
@@ -271,14 +270,6 @@ class Stages:
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
-    def try_late(self, tuning: Tuning) -> None:
-        """Where nothing was found that finals would have to prove, give their time to what was not tried."""
-        late = [candidate for candidate in tuning.candidates if candidate.problem == _NO_TIME]
-        if tuning.answer is tuning.baseline and late:
-            for candidate in late:
-                candidate.problem = ""
-            self.run("search-late", self.short, late, _FINALS)
-
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
         """Measure candidates and check them. New runs replace a candidate's earlier ones."""
         points = {str(candidate.trial): candidate.trial.options for candidate in candidates}
@@ -379,18 +370,15 @@ class Stages:
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * LEAST_ROUNDS * statistics.fmean(self.costs_s("finals-*") or [0.0])
+        if rest_s <= least_s and not path.is_dir():
+            tuning.left_out.append(
+                f"a verdict between {a.trial} and {b.trial}: no time for its {LEAST_ROUNDS} rounds, "
+                f"{duration(least_s)} together; trainings take the last {1 - _VERDICT:.0%} of the budget"
+            )
+            return
         rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT), title="tune")
         try:
-            if rest_s > least_s:
-                comparison = rounds.measure()
-            elif path.is_dir():
-                comparison = rounds.compare()
-            else:
-                raise UsageError(
-                    f"no time for its {LEAST_ROUNDS} rounds, {duration(least_s)} together: it has "
-                    f"{duration(max(rest_s, 0.0))}, since {1 - _VERDICT:.0%} of the budget are for the trainings "
-                    "that prove the answer"
-                )
+            comparison = rounds.measure() if rest_s > least_s else rounds.compare()
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.
             tuning.left_out.append(f"a verdict between {a.trial} and {b.trial}: {error}")
