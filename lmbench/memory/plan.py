@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +25,6 @@ from lmbench.memory.blocks import held_bytes, rounded_bytes
 from lmbench.memory.forecast import TargetGpu, ask, gpu_of
 from lmbench.memory.predictor import Allocation, frame_of
 from lmbench.progress import progress
-from lmbench.python_process import ProcessFailed
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -71,8 +69,7 @@ class BlockFacts(NamedTuple):
 class ChainFacts(NamedTuple):
     """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
     and changes over them: until the backward begins, until the last block's backward begins, and after the first
-    block's; and all gradients. `adding_work` is that of adding the gradients of a micro-batch to others, `update_work`
-    that of the optimizer."""
+    block's; and all gradients."""
 
     entry: float
     head_peak: float
@@ -81,8 +78,6 @@ class ChainFacts(NamedTuple):
     loss_change: float
     tail_peak: float
     gradients: float
-    adding_work: float = 0.0
-    update_work: float = 0.0
 
 
 Facts = TypeVar("Facts", BlockFacts, ChainFacts)
@@ -107,7 +102,8 @@ class Chain(Struct):
     """The facts of a micro-batch of one size: of the chain of `count` alike blocks, and of a block by treatment.
 
     `work` is in FLOPs or seconds: `rest` is that of a micro-batch without blocks, `forward` that of a block's forward,
-    and the name of a treatment that of a block's both passes.
+    and the name of a treatment that of a block's both passes; `adding` is that of adding a micro-batch's gradients to
+    others, and `update` that of the optimizer, in seconds alone.
     """
 
     batch_size: int
@@ -180,15 +176,13 @@ def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
         borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
     )  # fmt: skip
     made = sample.allocations.query(f"category == 'gradients' and start >= {backward}")
-    gradients = made["size_bytes"].sum()
     figures = (
         held[borders.enter[0]],
         held[leave : backward + 1].max() - held[leave],
         held[backward] - held[leave] + (last + 1) * (none.kept - none.saved),
         held[backward : start + 1].max() - held[backward], held[start] - held[backward],
         held[end:].max() - held[end],
-        gradients,
-        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * gradients,
+        made["size_bytes"].sum(),
     )  # fmt: skip
     return ChainFacts(*map(float, figures))
 
@@ -207,7 +201,8 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
     few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
     facts = between(few, many, (count - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}
-    return Chain(batch_size, is_chunked, count, facts, blocks, work_of(works, works))
+    work = {**work_of(works, works), "adding": FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * facts.gradients}
+    return Chain(batch_size, is_chunked, count, facts, blocks, work)
 
 
 class Recipe(Struct, frozen=True):
@@ -297,8 +292,8 @@ def predicted_work(chain: Chain, recipe: Recipe) -> float:
     recomputed = whole_runs * max(work["forward"], again) + shorter_runs * again
     micro_batch = work["rest"] + chain.count * work["none"] + recomputed
     if recipe.micro_batches > 1:
-        micro_batch += chain.facts.adding_work
-    return recipe.micro_batches * micro_batch + chain.facts.update_work
+        micro_batch += work["adding"]
+    return recipe.micro_batches * micro_batch + work.get("update", 0.0)
 
 
 class BlockTime(Struct):
@@ -358,14 +353,14 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
                 f"{more} blocks took no longer than {fewer}, so that the time of one is unknown: the machine was busy; "
                 "measure them again, in another --results_dir"
             )
-        forward_s = (many.forward_s - few.forward_s) / (more - fewer)
-        work = {**work_of(own_works, works), "forward": forward_s}
-        facts = chain.facts._replace(
-            adding_work=chain.facts.adding_work * work["none"] / chain.work["none"],
-            update_work=few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
-        )
+        work = work_of(own_works, works)
+        work |= {
+            "forward": (many.forward_s - few.forward_s) / (more - fewer),
+            "adding": chain.work["adding"] * work["none"] / chain.work["none"],
+            "update": few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
+        }
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
-        known[chain.is_chunked].append(replace(chain, facts=facts, blocks=blocks, work=work))
+        known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))
     if not known:
         raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
@@ -503,35 +498,25 @@ def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
         return ask(words, request, MemoryPlan, task.note)
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """A run that ran out of memory, with the plan that fits on its GPU, or the reason why there is none."""
-
-    run: RunRecord
-    config: Path
-    plan: MemoryPlan | None = None
-    reason: str = ""
-
-
-def explain(run: RunRecord, path: Path) -> Shortage:
-    """Plan for a run that ran out of memory; it takes about a minute.
+def plan_after(run: RunRecord, config: Path) -> MemoryPlan:
+    """The plan that fits for a run that ran out of memory; it takes about a minute.
 
     Nothing is planned for a configuration that may run code other than lmbench's own: the run may come from anywhere.
 
     Args:
         run: the run's record.
-        path: the run's folder, whose configuration is planned.
+        config: the configuration in the run's folder.
+
+    Raises:
+        UsageError, ProcessFailed: there is no plan, for the reason in the message.
     """
-    gpu, config = gpu_of(run), path / "config.yaml"
+    gpu = gpu_of(run)
     if run.error is not None and run.error.where == "host":
-        return Shortage(run, config, reason="the host's memory ended, not the device's")
+        raise UsageError("the host's memory ended, not the device's")
     if gpu is None:
-        return Shortage(run, config, reason="the memory of the run's GPU is not known")
+        raise UsageError("the memory of the run's GPU is not known")
     for name, value in leaves(read_yaml(config, "config.yaml")[1], into_lists=True):
-        if may_run(value, path) and not name.startswith(("measure.", "wandb.")):
+        if may_run(value, config.parent) and not name.startswith(("measure.", "wandb.")):
             command = f"lmbench memory --config {quote(str(config))} --fit {quote(gpu.name)}"
-            return Shortage(run, config, reason=f"{name} may run code; if you trust it: {command}")
-    try:
-        return Shortage(run, config, ask_plan([f"--config={config}"], PlanRequest(gpu)))
-    except (UsageError, ProcessFailed) as error:
-        return Shortage(run, config, reason=str(error))
+            raise UsageError(f"{name} may run code; if you trust it: {command}")
+    return ask_plan([f"--config={config}"], PlanRequest(gpu))

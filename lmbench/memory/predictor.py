@@ -222,8 +222,6 @@ class Predictor:
         self._few = 2 * group, 4 * group
         self._kept = 3 * group if is_slow else None
         self._trial = trial = self._take_step(batch_size, context_length, self._kept)
-        #: The ratio of reserved to allocated bytes at the peak.
-        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(trial.peaks)
         self._peaks, self.method = trial.peaks, "every block"
         if is_slow and trial.block_count is not None:
             self._peaks = self.peaks(batch_size, context_length)
@@ -232,7 +230,9 @@ class Predictor:
                 self.method = f"{few} of {self._block_count} alike blocks, checked by {self._kept}"
         self.phases = by_phase(self._peaks)
         self.run_peak_bytes = peak_bytes(self._peaks)
-        self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
+        self.reserved_bytes = trial.reserved_bytes
+        if is_slow:
+            self.reserved_bytes = round(self.run_peak_bytes * (1 + FRAGMENTATION_FRACTION))
 
     @cached_property
     def _block_count(self) -> int | None:
@@ -305,10 +305,10 @@ class Predictor:
         Each peak is `shared / ranks + rest`, where this predictor's peaks are for `world_size` ranks; None if the rest
         alone does not fit.
         """
-        counts = []
+        counts, reserved_ratio = [], self.reserved_bytes / self.run_peak_bytes
         for peak in self._peaks:
-            shared_bytes = sum(peak.peak[name] for name in SHARED) * self._held_ratio
-            room_bytes = gpu.room_bytes - (peak.total_bytes * self._held_ratio - shared_bytes)
+            shared_bytes = sum(peak.peak[name] for name in SHARED) * reserved_ratio
+            room_bytes = gpu.room_bytes - (peak.total_bytes * reserved_ratio - shared_bytes)
             if room_bytes <= 0:
                 return None
             counts.append(ceil(shared_bytes * world_size / room_bytes))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from lmbench.configs import find_config, read_yaml
 from lmbench.convergence.judgement import Judgement
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_whole
@@ -17,8 +18,7 @@ from lmbench.records.statistics import geometric_mean
 from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, duration, gib, percent_short, times
-from lmbench.sweep.file import CONFIG, Options, sweep_from
-from lmbench.sweep.plan import make_plan
+from lmbench.sweep.file import CONFIG, Options
 from lmbench.tune.search import SEEDS, Candidate, Change, Goal, Spread, peak_of, spread_of
 
 
@@ -62,9 +62,8 @@ def tuned_config(options: Options) -> str:
         UsageError: there is no such configuration.
     """
     changes = dict(options)
-    config = str(changes.pop(CONFIG))
-    contents = make_plan("tuned", sweep_from({"base": {CONFIG: config}, "include": [{}]})).contents
-    tree: Values = copy.deepcopy(masked_whole(dict(contents[config])))
+    path = find_config(str(changes.pop(CONFIG)))
+    tree: Values = copy.deepcopy(masked_whole(read_yaml(path, str(path))[1]))
     for name, value in changes.items():
         *groups, last = name.split(".")
         node = tree

@@ -91,10 +91,10 @@ def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
 
 # by formulas
 
-FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, adding_work=3)
+FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105)
 BLOCKS = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 33, 8)}
 #: Ten blocks whose activations are 30 bytes, or 2 where they are computed again, and whose gradients are 10.
-CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40})
+CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40, "adding": 3})
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
     measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
     blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
-    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1})
+    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1, "adding": 3})
     (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])
     for treatment, first, group, is_nested, step_s in measured["steps"]:
         recipe = Recipe(16, 1, treatment, first, group, is_nested)
