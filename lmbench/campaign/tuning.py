@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -296,23 +295,21 @@ class Stages:
 
     def predict(self, candidates: Sequence[Candidate]) -> None:
         """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
-        gpu, path = gpu_for(None), self.path / _PREDICTED
-        predicted = dict[str, Bytes]()
-        if os.path.lexists(path):
-            try:
-                predicted = read_packed(path, dict[str, Bytes])
-            except DamagedRecord as error:
-                raise UsageError(f"{path}: {error}; remove it") from None
+        gpu, predicted = gpu_for(None), dict[str, Bytes]()
+        if gpu is None:
+            return
+        with suppress(DamagedRecord):
+            predicted = read_packed(self.path / _PREDICTED, dict[str, Bytes])
         new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
         def forecast_bytes(cell: GridCell) -> int | str:
             words = cell.words()[1:]
             try:
-                return ask(words, Request([gpu] if gpu else []), Forecast).reserved_bytes
+                return ask(words, Request([gpu]), Forecast).reserved_bytes
             except (UsageError, ProcessFailed) as error:
                 return str(error)
 
-        if gpu is not None and new:
+        if new:
             file = sweep_from({"base": self.base, "include": [candidate.trial.options for candidate in new]})
             with ThreadPoolExecutor(len(new)) as pool:
                 forecasts = list(pool.map(forecast_bytes, make_plan("", file).cells))
@@ -323,7 +320,7 @@ class Stages:
             self.write(_PREDICTED, indented_json(predicted))
         for candidate in candidates:
             candidate.predicted_bytes = peak = predicted.get(str(candidate.trial))
-            if peak and not (self.is_allowed(peak) and (gpu is None or gpu.fits(peak))):
+            if peak and not (self.is_allowed(peak) and gpu.fits(peak)):
                 candidate.problem = "predicted too large"
 
     def is_allowed(self, peak_bytes: int) -> bool:

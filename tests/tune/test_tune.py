@@ -144,25 +144,15 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     assert "tune: left out: model.dealy_ms: this configuration has no such option, or the value already" in err
 
 
-DAMAGES = [
-    ("predicted_bytes.json", '{"as given": "x"}', "Expected int"),
-    ("predicted_bytes.json", None, "it is no regular file"),
-    ("tuned.yaml", None, "cannot be written"),
-]
-
-
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
     words, folder = ("given.yaml", *WORDS, "--name=copy"), Path("results/copy")
     shutil.copytree(TUNED, folder)
     code, _, err = tune(SPACE, *words)
     assert (code, "was not begun here by you" in err) == (2, True)
-    for name, text, message in DAMAGES:
-        shutil.rmtree(folder)
-        shutil.copytree(TUNED, folder)
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir() if text is None else (folder / name).write_text(text)
-        code, _, err = tune(SPACE, *words, "--trust")
-        assert (code, message in err.splitlines()[-1]) == (2, True), err
+    (folder / "tuned.yaml").unlink()
+    (folder / "tuned.yaml").mkdir()
+    code, _, err = tune(SPACE, *words, "--trust")
+    assert (code, "cannot be written" in err.splitlines()[-1]) == (2, True), err
 
 
 #: An operator of one's own without a version for fake tensors.
