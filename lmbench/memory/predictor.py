@@ -247,12 +247,10 @@ class Predictor:
         """Whether the configuration fits on each GPU, and the largest batch size and context length that do.
 
         Args:
-            gpus: the GPUs; the peaks have the workspaces of cuBLAS on the first one.
+            gpus: the GPUs. The peaks have the largest of their workspaces of cuBLAS, at most 50 MiB more than others.
             has_context: whether the context length can be varied; a multiple of CONTEXT_UNIT is found.
         """
-        workspace_bytes = gpus[0].workspace_bytes
-        workspace_count = max(peak.peak["workspaces"] for peak in self.phases) / max(workspace_bytes, 1)
-        rooms = [gpu.room_bytes - round(workspace_count * (gpu.workspace_bytes - workspace_bytes)) for gpu in gpus]
+        rooms = [gpu.room_bytes for gpu in gpus]
         batches = self._largest(rooms, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
         contexts: Sequence[int | None] = [None] * len(gpus)
         if has_context:
