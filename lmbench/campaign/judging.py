@@ -39,6 +39,8 @@ from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
 YES, NO = "yes", "NO"
+#: The word on whether B trains like A.
+_TRAINS = {True: YES, False: NO, None: UNDECIDED}
 #: Begins the lines on progress.
 _TITLE = "judge"
 #: The share of the budget that trainings may take.
@@ -111,7 +113,9 @@ class Judge:
         if edits:
             training = Decision(NO, f"trainings and rounds ran other code: {'; '.join(edits)}")
         else:
-            training = _training(*curves)
+            judgement = judge(curves[1], curves[0])
+            alike = f"by {len(curves[1])} pairs of seeds, loss and gradient norm are A's within the spread of seeds"
+            training = Decision(_TRAINS[judgement.follows], judgement.why or alike)
         self.parts |= {"trains the same": training, "numerics": _numerics(*curves)}
         if training.word == NO:
             return comparison
@@ -168,12 +172,6 @@ class Judge:
             return INVALID
         is_open = UNDECIDED in words and EXIT_CODES[speed] == ExitCode.OK
         return UNDECIDED if is_open else speed
-
-
-def _training(a: Curves, b: Curves) -> Decision:
-    judgement = judge(b, a)
-    alike = f"by {len(b)} pairs of seeds, loss and gradient norm are those of A within the spread of seeds"
-    return Decision({True: YES, False: NO, None: UNDECIDED}[judgement.follows], judgement.why or alike)
 
 
 def _numerics(a: Curves, b: Curves) -> Decision:

@@ -69,11 +69,13 @@ def history_answer(findings: Findings) -> Answer:
     contents["share_fraction"] = contents["size_bytes"] / (peak["allocated_bytes"] or 1)
     used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
     operators = findings.saved_operators
+    largest = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
+    largest = largest.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
     tables = [
         table("memory/peak", contents),
         table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
         _part_table(findings),
-        _largest_table(findings),
+        table("memory/largest", _with_lines(largest)),
         table("memory/gaps", _with_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
         table("memory/saved", findings.saved),
         table("memory/saved_operators", operators, block=next(iter(operators["block"]), "")),
@@ -145,13 +147,6 @@ def _part_table(findings: Findings) -> Table:
     rows = sizes[columns].rename(columns=_KEYS).rename_axis("part").reset_index()
     rows["all_bytes"] = sizes.sum(axis=1).to_numpy()
     return table("memory/parts", rows[rows["all_bytes"] >= _PART_FRACTION * peak_bytes])
-
-
-def _largest_table(findings: Findings) -> Table:
-    """The largest allocations at the peak, with the first frame of the user's code."""
-    rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
-    rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
-    return table("memory/largest", _with_lines(rows))
 
 
 def lines_of(rows: Any) -> Any:

@@ -246,16 +246,12 @@ class Recipe(Struct, frozen=True):
         return f"{words}; loss in chunks" if self.is_chunked else words
 
 
-def units_of(recipe: Recipe, count: int) -> list[tuple[int, str]]:
-    """The blocks from first to last as groups: the number of blocks, and their treatment."""
-    treated = recipe.treated(count)
-    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
-    return [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (count - treated)]
-
-
 def predicted_peak(chain: Chain, recipe: Recipe) -> float:
     """The bytes at the peak of a steady step, by a walk through its blocks."""
-    facts, none, units = chain.facts, chain.blocks["none"], units_of(recipe, chain.count)
+    facts, none, treated = chain.facts, chain.blocks["none"], recipe.treated(chain.count)
+    # The blocks as groups, each with its number of blocks and their treatment.
+    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
+    units = [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (chain.count - treated)]
     gradient = none.change + none.saved
     accumulates = recipe.micro_batches > 1
     level = facts.entry + (facts.gradients if accumulates else 0)

@@ -287,14 +287,12 @@ class LocalExecutor:
         evidence = f"the kernel's count of such ends rose by {kills}" if kills else None
         codes = [code for group in groups for code in group.codes or [-signal.SIGKILL] * len(group.pids)]
         codes += [-signal.SIGKILL] * (len(launches) - len(codes))
-        return [
-            End(code, by, launched_s, clock_s(), evidence, lost, cause, self._server_pid(launch))
-            for launch, code in zip(launches, codes, strict=True)
-        ]
-
-    def _server_pid(self, launch: Launch) -> int | None:
-        servers = self._servers[launch.environment.name]
-        return servers[0].process.pid if servers and not launch.launcher else None
+        ends = []
+        for launch, code in zip(launches, codes, strict=True):
+            servers = () if launch.launcher else self._servers[launch.environment.name]
+            server_pid = servers[0].process.pid if servers else None
+            ends.append(End(code, by, launched_s, clock_s(), evidence, lost, cause, server_pid))
+        return ends
 
     def close(self) -> None:
         """End all servers."""
