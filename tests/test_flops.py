@@ -8,10 +8,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lmbench.model.transformer import Transformer
-from lmbench.sizes import SIZES, FlopCount, ModelShape, counter_flops, forward_flops
+from lmbench.sizes import SIZES, FlopCount, ModelShape, attention_flops, counter_flops, forward_flops
 
 SHAPES = [
     (SIZES["tiny"], 16, 2),
@@ -33,6 +33,13 @@ def test_formula_equals_the_counter_forward_and_backward(shape, context_length, 
     assert forward.get_total_flops() == expected
     # Backward has exactly twice the products: even the first layer's input, the embedding, needs a gradient.
     assert backward.get_total_flops() == 2 * expected
+
+
+def test_fused_attention_counts_as_in_pytorch_also_with_fewer_heads_of_keys():
+    query, key, value = (2, 8, 16, 32), (2, 2, 24, 32), (2, 2, 24, 64)
+    assert attention_flops(query, key, value) == sdpa_flop_count(query, key, value)
+    backward = sdpa_backward_flop_count((2, 8, 16, 64), query, key, value)
+    assert attention_flops(query, key, value, is_backward=True) == backward
 
 
 def test_causal_count_leaves_out_half_of_attention():

@@ -23,14 +23,14 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
 from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
-from lmbench.sizes import without_values
+from lmbench.sizes import attention_flops, without_values
 
 _HALVES = (torch.bfloat16, torch.float16)
 #: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.
@@ -55,8 +55,8 @@ def act_like_cuda() -> None:
     # PyTorch's counter of FLOPs has no formulas for the fused attention of a CPU.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    register_flop_formula(fused)(lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v))
-    register_flop_formula(backward)(lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v))
+    register_flop_formula(fused)(lambda q, k, v, *_, **__: attention_flops(q, k, v))
+    register_flop_formula(backward)(lambda out, q, k, v, *_, **__: attention_flops(q, k, v, is_backward=True))
     # A CPU has only some kinds of attention kernels: always allow the unfused one, so that Dynamo gets a shape from it.
     choose = attention._sdpa_kernel
 

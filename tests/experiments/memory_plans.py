@@ -123,18 +123,22 @@ def main(folder, seconds, names):
         first = {name: pool.submit(planned, stages[name], PlanRequest(gpu, checks=0)) for name in names}
         bests = {}
         for name, stage in stages.items():
+            if refusal := first[name].exception():
+                print(f"{name}: {refusal}", flush=True)
+                continue
             begun.enter_context(stage.begun(trusts=True))
             plan = first[name].result()
             measured(stage, "blocks", few_blocks(plan))
             bests[name] = pool.submit(bests_of, stage, name, gpu, times_of(stage.path), plan.chains)
-        for name, stage in stages.items():
-            found = bests[name].result()
+        for name, best in bests.items():
+            stage, found = stages[name], best.result()
             # One recipe may be the best for several budgets.
-            proven = measured(stage, "plans", {str(best.recipe): best.options for best in found.values() if best})
-            # The rows of what was swept come first, so that a sweep that is cut off leaves its plans.
-            for grid_rows in ({}, measured(stage, "grid", grid(first[name].result(), gpu))):
+            proven = measured(stage, "plans", {str(point.recipe): point.options for point in found.values() if point})
+            # Written before the sweep too, which may be cut off.
+            for is_swept in (False, True):
+                grid_rows = measured(stage, "grid", grid(first[name].result(), gpu)) if is_swept else {}
                 own = [{"model": name, "recipe": recipe, **row} for recipe, row in grid_rows.items()]
-                now = [row_of_plan(name, budget, best, proven, own) for budget, best in found.items()]
+                now = [row_of_plan(name, budget, point, proven, own) for budget, point in found.items()]
                 pd.DataFrame([*rows, *now]).to_csv(folder / "plans.csv", index=False)
                 pd.DataFrame([*swept, *own]).to_csv(folder / "sweep.csv", index=False)
             rows, swept = [*rows, *now], [*swept, *own]
