@@ -400,15 +400,27 @@ class PlanPoint(Struct):
     is_checked: bool = False
 
 
+class MeasuredStep(Struct):
+    """What a step of all blocks took on the GPU."""
+
+    recipe: Recipe
+    step_s: float
+    peak_bytes: int
+    reserved_bytes: int
+
+
 class PlanRequest(Struct, tag=True):
     """What a planning process is asked: the GPU, and how many fitting points to check.
 
-    `times` are measured times of blocks, `chains` those of an earlier plan for the same configuration and GPU.
+    `times` are measured times of blocks, `chains` those of an earlier plan for the same configuration and GPU. Recipes
+    like those of `steps` are predicted by what these took; `failed` are those that did not run.
     """
 
     gpu: TargetGpu
     times: list[BlockTime] = []
     chains: list[Chain] = []
+    steps: list[MeasuredStep] = []
+    failed: list[Recipe] = []
     checks: int = 1
 
 
@@ -446,16 +458,16 @@ def frontier(points: Iterable[PlanPoint]) -> list[PlanPoint]:
     return kept
 
 
-def times_of(folder: Path | None) -> list[BlockTime]:
-    """The times of blocks that runs below a folder measured; none without a folder.
+def times_of(folder: Path) -> tuple[list[BlockTime], list[MeasuredStep]]:
+    """The times of blocks, and the steps of all blocks, that runs below a folder measured.
 
     Raises:
-        UsageError: no run of the folder has such times.
+        UsageError: no run of the folder has times of blocks.
     """
-    times = block_times(map(load_known, find_runs([folder]))) if folder is not None else []
-    if folder is not None and not times:
+    runs = [load_known(path) for path in find_runs([folder])]
+    if not (times := block_times(runs)):
         raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
-    return times
+    return times, [step for run in runs if (step := measured_step(run))]
 
 
 def are_disturbed(times: Sequence[BlockTime]) -> bool:
@@ -471,21 +483,40 @@ def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
     """The times of blocks that runs measured."""
     times = []
     for run in runs:
-        record = run.record
+        record, recipe = run.record, recipe_of(run)
         blocks = value_at(record, "config.measure.blocks")
-        recompute = value_at(record, "config.trainer.recompute") or {}
-        kept = {name: value for name, value in recompute.items() if name in ("keep", "offload") and value}
-        treatment = next((name for name, settings in TREATMENTS.items() if settings == kept), None)
-        if blocks is None or record.outcome != "ok" or treatment is None or recompute.get("group", 1) != 1:
+        if blocks is None or record.outcome != "ok" or recipe is None or recipe.group != 1:
             continue
         medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
         update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
-        batch_size, loss = record.data.batch_size, value_at(record, "config.model.loss")
-        micro_batch_s = sum(medians.values()) - update_s
-        times.append(
-            BlockTime(treatment, blocks, batch_size, loss == "chunked", micro_batch_s, medians["forward"], update_s)
-        )
+        micro_batch_s, forward_s = sum(medians.values()) - update_s, medians["forward"]
+        size = record.data.batch_size
+        times.append(BlockTime(recipe.treatment, blocks, size, recipe.is_chunked, micro_batch_s, forward_s, update_s))
     return times
+
+
+def measured_step(run: StoredRun) -> MeasuredStep | None:
+    """What a run of all blocks measured; None for another run, or one that failed."""
+    recipe, memory, step = recipe_of(run), run.record.memory, run.record.phases.step
+    has_few_blocks = value_at(run.record, "config.measure.blocks") is not None
+    if recipe is None or has_few_blocks or run.outcome != "ok" or step is None or not step.median_s:
+        return None
+    peak_bytes, reserved_bytes = memory.run_peak_allocated_bytes or 0, memory.run_peak_reserved_bytes or 0
+    return MeasuredStep(recipe, step.median_s, peak_bytes, reserved_bytes)
+
+
+def recipe_of(run: StoredRun) -> Recipe | None:
+    """The recipe by which a run trained; None for one that no plan has."""
+    settings = value_at(run.record, "config.trainer.recompute") or {}
+    kept = {name: value for name, value in settings.items() if name in ("keep", "offload") and value}
+    treatment = next((name for name, treated in TREATMENTS.items() if treated == kept), None)
+    if treatment is None:
+        return None
+    return Recipe(
+        run.record.data.batch_size or 1, value_at(run.record, "config.trainer.accumulate_grad_batches") or 1, treatment,
+        settings.get("first"), settings.get("group", 1), settings.get("nested", False),
+        value_at(run.record, "config.model.loss") == "chunked",
+    )  # fmt: skip
 
 
 def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
