@@ -89,7 +89,7 @@ def memory(
         gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
         also: NAME=VALUE[,NAME=VALUE...], with --fit: plan with these settings too, such as trainer.precision=bf16-true
-        run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks
+        run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks and steps
         results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
     """
