@@ -245,7 +245,7 @@ def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
             a run of the same cell and repeat; or the runs cannot be copied.
     """
     # The other folder has rounds that are not measured here, as `--rounds` says.
-    names = {job.name for repeat in {*range(plan.file.repeats), *plan.chosen} for job in plan.round(repeat)}
+    names = {job.name for repeat in range(plan.file.repeats) for job in plan.round(repeat)}
     runs = [run for run in sorted((other / RUNS_FOLDER).glob("*")) if is_run_folder(run)]
     if not runs:
         raise UsageError(f"--merge {other}: there are no runs in {other / RUNS_FOLDER}")
