@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -456,15 +455,6 @@ def times_of(folder: Path | None) -> list[BlockTime]:
     if folder is not None and not times:
         raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
     return times
-
-
-def are_disturbed(times: Sequence[BlockTime]) -> bool:
-    """Whether more blocks took no longer than fewer of the same kind, as on a busy machine."""
-    kind = attrgetter("treatment", "batch_size", "is_chunked")
-    return any(
-        few.blocks < more.blocks and kind(few) == kind(more) and more.micro_batch_s <= few.micro_batch_s
-        for few, more in product(times, repeat=2)
-    )
 
 
 def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
