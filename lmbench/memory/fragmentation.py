@@ -58,12 +58,12 @@ def gaps(findings: Findings) -> Any:
     none, and its category is FREE_SEGMENT. Columns are the holder's `category`, `size_bytes` and `user_frame`, the
     gaps' `count` and `total_bytes`, and the `largest_bytes` in one piece.
     """
-    held, rows = findings.held.sort_values("address"), []
+    held, rows = findings.held.set_index("address").sort_index(), []
     for first, past in segments_at(findings.played, findings.peak["entry"]):
-        blocks = held[held["address"].between(first, past - 1)]
+        blocks = held.loc[first : past - 1]
         holders = blocks[["category", "size_bytes", "user_frame"]].to_numpy().tolist()
         # A gap begins with its segment, or where a block ends.
-        begins, ends = [first, *(blocks["address"] + blocks["size_bytes"])], [*blocks["address"], past]
+        begins, ends = [first, *(blocks.index + blocks["size_bytes"])], [*blocks.index, past]
         for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             if end > begin:
                 holder = holders[max(index - 1, 0)] if holders else [FREE_SEGMENT, end - begin, ""]

@@ -357,7 +357,10 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
         known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))
     if not known:
-        raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
+        raise UsageError(
+            "there are no times of blocks that are not recomputed; the runs of `lmbench tune CONFIG --for memory` have "
+            "them, or say why not"
+        )
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
     timed_chains = []
     for ends in known.values():
