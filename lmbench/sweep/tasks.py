@@ -117,11 +117,7 @@ class TaskExecution:
         running_rounds = {*alive.values()}
         self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in running_rounds])
         for job in self._plan.jobs():
-            if job.repeat not in running_rounds:
-                record = self.rows.earlier_record(job)
-            elif (record := self._folder.final_record(job)) is not None:
-                self.rows.count_earlier(job, record)
-            if record is None:
+            if self.rows.earlier_record(job, job.repeat in running_rounds) is None:
                 self._open[job.name] = job
         self._folder.close()
         if missing := sorted({job.repeat for job in self._open.values()} - running_rounds):
