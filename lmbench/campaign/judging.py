@@ -95,8 +95,8 @@ class Judge:
         # A budget of nothing is over after the first round.
         comparison = self._measure(0.0)
         # A later round may have failed by accident, and is then left out.
-        a, b = self._sides(self.path, 1)
-        doubts = "; ".join([*worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
+        (a,), (b,) = self._sides(self.path, 1)
+        doubts = "; ".join([*worse_guards(a, b), *other_work(a, b)])
         good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
         self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
         if doubts or not comparison.cells or comparison.verdict == INVALID:
@@ -105,18 +105,18 @@ class Judge:
         if rest_s <= 0:
             self.parts["trains the same"] = Decision(UNDECIDED, "the budget ended before the trainings")
             return comparison
-        trainings = self._train(a[0], b[0], rest_s)
-        curves = [curves_of(dict(enumerate(runs))) for runs in trainings]
+        trainings = self._train(a, b, rest_s)
+        curves_a, curves_b = (curves_of(dict(enumerate(runs))) for runs in trainings)
         edits = list[str]()
-        for side, run, runs in zip("AB", (a[0], b[0]), trainings, strict=True):
+        for side, run, runs in zip("AB", (a, b), trainings, strict=True):
             edits += [f"{side}: {edit}" for edit in differences_within([run, *runs], ())]
         if edits:
             training = Decision(NO, f"trainings and rounds ran other code: {'; '.join(edits)}")
         else:
-            judgement = judge(curves[1], curves[0])
-            alike = f"by {len(curves[1])} pairs of seeds, loss and gradient norm are A's within the spread of seeds"
+            judgement = judge(curves_b, curves_a)
+            alike = f"by {len(curves_b)} pairs of seeds, loss and gradient norm are A's within the spread of seeds"
             training = Decision(_TRAINS[judgement.follows], judgement.why or alike)
-        self.parts |= {"trains the same": training, "numerics": _numerics(*curves)}
+        self.parts |= {"trains the same": training, "numerics": _numerics(curves_a, curves_b)}
         if training.word == NO:
             return comparison
         return self._measure(max(0.0, end_s - time.monotonic()))

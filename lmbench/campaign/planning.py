@@ -19,11 +19,11 @@ from lmbench.memory.plan import (
     MemoryPlan,
     PlanRequest,
     Recipe,
-    are_disturbed,
     ask_plan,
     block_times,
     measured_step,
     times_of,
+    with_times,
 )
 from lmbench.records.store import write_or_refuse
 from lmbench.report.units import gib
@@ -88,10 +88,14 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         blocks = few_blocks(plan)
         times = block_times(chain.from_iterable(stages.measure("blocks", stages.short, blocks, _BLOCKS)))
-        if are_disturbed(times):
-            tell("tune: more blocks took no longer than fewer: the machine is busy, and they are measured again")
+        try:
+            with_times(plan.chains, times)
+        except UsageError:
+            tell("tune: the times of a block are unclear, as on a busy machine: they are measured again")
             again = stages.measure("again", stages.short, blocks, _BLOCKS)
             times += block_times(chain.from_iterable(again))
+            # Without times the plan would rank recipes by their FLOPs, which are no seconds.
+            with_times(plan.chains, times)
         proven, steps, failed = list[ProvenPoint](), list[MeasuredStep](), list[Recipe]()
         while len(proven) < _POINTS:
             plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, steps, failed))

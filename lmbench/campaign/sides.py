@@ -134,7 +134,8 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
 def _apart(a: str, b: str) -> tuple[str, str]:
     """The folders and names in which two paths differ; the whole paths if these are no names of their own."""
     parts_a, parts_b = Path(a).parts, Path(b).parts
-    own_a, own_b = ("-".join(p for p in x if p not in y) for x, y in ((parts_a, parts_b), (parts_b, parts_a)))
+    own_a = "-".join(part for part in parts_a if part not in parts_b)
+    own_b = "-".join(part for part in parts_b if part not in parts_a)
     return (own_a, own_b) if own_a and own_b and own_a != own_b else (a, b)
 
 

@@ -9,10 +9,8 @@ import site
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -22,6 +20,7 @@ from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves
 from lmbench.records.store import write_or_refuse
 from lmbench.sweep.environments import commits_between
+from lmbench.sweep.file import with_options
 
 _VERSION = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)")
 _INSTALL_TIMEOUT_S = 1800
@@ -85,25 +84,10 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
         if name in after:
             settings[name] = after[name]
         path = folder / f"{number}.yaml"
-        write_or_refuse(path, yaml.safe_dump(_nested(settings), sort_keys=False), "give another --results_dir")
+        write_or_refuse(path, yaml.safe_dump(with_options({}, settings), sort_keys=False), "give another --results_dir")
         text = f"{name}={after[name]}" if name in after else f"without {name}"
         row.append(Suspect(text, config=str(path)))
     return row
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings from values by dotted name."""
-    tree: dict[str, Any] = {}
-    for name, value in settings.items():
-        *groups, last = name.split(".")
-        place = tree
-        for group in groups:
-            if not isinstance(place.get(group), dict):
-                # Of `compile: true` on one side and `compile: {mode: ...}` on the other, the later one stays.
-                place[group] = {}
-            place = place[group]
-        place[last] = value
-    return tree
 
 
 def _between_versions(good: re.Match[str], bad: re.Match[str]) -> list[Suspect]:

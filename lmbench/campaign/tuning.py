@@ -218,29 +218,28 @@ class Stages:
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
         baseline.runs, profiled = self.measure(_GIVEN, self.short, points, _SEARCH, _ROUNDS)
         self.check(baseline)
-        ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
-        if ended is None:
+        record = next((run.record for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
+        if record is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
-        if self.goal.cost(ended.record) is None:
+        if self.goal.cost(record) is None:
             raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
-        self.step_tokens, self.settings = ended.record.window.step_tokens, with_arguments(ended.record.config)
+        self.step_tokens, self.settings = record.window.step_tokens, with_arguments(record.config)
         left_out, useful = list[str](), list[Axis]()
-        narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
+        narrowed = applicable(axes, self.settings, record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
             left_out.append("fp8 and CUDA graphs: they are for a GPU")
-        if ended.record.unseen_phases and any(axis.name == MICRO_BATCH for axis in narrowed):
-            narrowed = [axis for axis in narrowed if axis.name != MICRO_BATCH]
-            left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
-        for axis in axes:
-            if axis.is_users and axis.name not in [other.name for other in narrowed]:
-                left_out.append(f"{axis.name}: this configuration has no such option, or the value already")
         for axis in narrowed:
             share = share_of(axis, profiled[0].record if profiled else None)
-            if share is None or share >= LEAST_SHARE_FRACTION:
-                useful.append(axis)
-            else:
+            if axis.name == MICRO_BATCH and record.unseen_phases:
+                left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
+            elif share is not None and share < LEAST_SHARE_FRACTION:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
+            else:
+                useful.append(axis)
+        for name in [axis.name for axis in axes if axis.is_users]:
+            if name not in [axis.name for axis in narrowed]:
+                left_out.append(f"{name}: this configuration has no such option, or the value already")
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
@@ -446,10 +445,10 @@ class Stages:
         """Measure each choice of the answer by itself, as far as the budget allows."""
         choices = tuning.answer.trial.choices
         single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
-        tuning.alone = {str(candidate.trial): candidate for candidate in single}
-        missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
+        known = [str(candidate.trial) for candidate in single]
+        missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in known]
         self.run("alone", self.short, missing, 1.0)
-        tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
+        tuning.alone = {str(candidate.trial): candidate for candidate in (*single, *missing)}
 
     def use_rest(self, tuning: Tuning) -> None:
         """Measure the answer and the baseline further with the rest of the budget, for a narrower interval."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -358,7 +357,10 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
         known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))
     if not known:
-        raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
+        raise UsageError(
+            "there are no times of blocks that are not recomputed; the runs of `lmbench tune CONFIG --for memory` have "
+            "them, or say why not"
+        )
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
     timed_chains = []
     for ends in known.values():
@@ -468,15 +470,6 @@ def times_of(folder: Path) -> tuple[list[BlockTime], list[MeasuredStep]]:
     if not (times := block_times(runs)):
         raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
     return times, [step for run in runs if (step := measured_step(run))]
-
-
-def are_disturbed(times: Sequence[BlockTime]) -> bool:
-    """Whether more blocks took no longer than fewer of the same kind, as on a busy machine."""
-    kind = attrgetter("treatment", "batch_size", "is_chunked")
-    return any(
-        few.blocks < more.blocks and kind(few) == kind(more) and more.micro_batch_s <= few.micro_batch_s
-        for few, more in product(times, repeat=2)
-    )
 
 
 def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:

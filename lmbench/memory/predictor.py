@@ -250,26 +250,24 @@ class Predictor:
             gpus: the GPUs. The peaks have the largest of their workspaces of cuBLAS, at most 50 MiB more than others.
             has_context: whether the context length can be varied; a multiple of CONTEXT_UNIT is found.
         """
-        rooms = [gpu.room_bytes for gpu in gpus]
-        batches = self._largest(rooms, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
+        batches = self._largest(gpus, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
         contexts: Sequence[int | None] = [None] * len(gpus)
         if has_context:
             start = self.context_length or CONTEXT_UNIT
-            contexts = self._largest(rooms, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
-        fits = [self.reserved_bytes <= room for room in rooms]
+            contexts = self._largest(gpus, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
+        fits = [gpu.fits(self.reserved_bytes) for gpu in gpus]
         return [FitOnGpu(*row) for row in zip(gpus, fits, batches, contexts, strict=True)]
 
     def _largest(
-        self, rooms: Sequence[int], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
+        self, gpus: Sequence[TargetGpu], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
     ) -> list[int | None]:
-        """The largest value that fits in each room, a multiple of `unit` up to `limit`.
+        """The largest value that fits on each GPU, a multiple of `unit` up to `limit`.
 
         The peak of each part of a step is a polynomial: of the first degree in the batch size, of the second in the
         context length, for attention that is not fused. It goes through the configuration's value and two larger ones.
         The bytes reserved beyond a peak lie between those of the first and of the last of these.
 
         Args:
-            rooms: bytes that the allocator may reserve on each GPU.
             shape_of: the batch size and context length with a value.
             start: the configuration's value.
         """
@@ -279,7 +277,8 @@ class Predictor:
             polynomials = np.polyfit(values, sizes, len(values) - 1)
             return lambda value: float(np.polyval(polynomials, value).max())
 
-        far = largest_that_fits(through([start, 4 * start]), max(rooms), start, unit, limit) or start
+        largest_bytes = max(gpu.room_bytes for gpu in gpus)
+        far = largest_that_fits(through([start, 4 * start]), largest_bytes, start, unit, limit) or start
         far = max(far, 4 * start, 4 * unit)
         peak = through([start, max(2 * start, far // unit // 2 * unit), far])
         ends = [peak(value) for value in (start, far)]
@@ -288,7 +287,7 @@ class Predictor:
         def reserve(value: int) -> float:
             return peak(value) + float(np.interp(peak(value), ends, beyond))
 
-        return [largest_that_fits(reserve, room, start, unit, limit) for room in rooms]
+        return [largest_that_fits(reserve, gpu.room_bytes, start, unit, limit) for gpu in gpus]
 
     def _bytes_beyond_peak(self, batch_size: int, context_length: int | None) -> float:
         """The bytes that are reserved beyond the peak, from a step of all blocks unless that is slow."""

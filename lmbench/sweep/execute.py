@@ -210,11 +210,10 @@ class Execution:
     def _bring_to_end(self, *jobs: Job) -> RunRecord:
         """Measure jobs, two of them in turns. Returns the record of the first."""
         try:
-            record = self.rows.earlier_record(jobs[0])
-            if record is not None:
-                return self._note_cache(jobs[0], record)
-            for job in jobs[1:]:
-                self.folder.clear(job, self.rows.progress.keep)
+            for job in jobs:
+                # Of two jobs that take turns neither has a record.
+                if (record := self.rows.earlier_record(job)) is not None:
+                    return self._note_cache(job, record)
             records = self._measure(jobs)
             crowded = next((record for record in records if _is_crowded(record, jobs[0].repeat)), None)
             if len(jobs) > 1 and crowded is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +14,9 @@ from lmbench.convergence.judgement import Judgement
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_whole
 from lmbench.records.statistics import geometric_mean
-from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, duration, gib, percent_short, times
-from lmbench.sweep.file import CONFIG, Options
+from lmbench.sweep.file import CONFIG, Options, with_options
 from lmbench.tune.search import SEEDS, Candidate, Change, Goal, Spread, peak_of, spread_of
 
 
@@ -63,22 +61,8 @@ def tuned_config(options: Options) -> str:
     """
     changes = dict(options)
     path = find_config(str(changes.pop(CONFIG)))
-    tree: Values = copy.deepcopy(masked_whole(read_yaml(path, str(path))[1]))
-    for name, value in changes.items():
-        *groups, last = name.split(".")
-        node = tree
-        for group in groups:
-            inner = node.get(group)
-            if isinstance(inner, str):
-                # The name of a class stands for the class without arguments.
-                inner = {"class_path": inner}
-            elif not isinstance(inner, dict):
-                inner = {}
-            node[group] = inner
-            has_arguments = "class_path" in inner and last != "class_path"
-            node = inner.setdefault("init_args", {}) if has_arguments else inner
-        node[last] = value
-    return yaml.safe_dump(tree, sort_keys=False)
+    settings = masked_whole(read_yaml(path, str(path))[1])
+    return yaml.safe_dump(with_options(settings, changes), sort_keys=False)
 
 
 def use_line(path: Path) -> Line:

@@ -241,5 +241,8 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     tuned = yaml.safe_load(Path("results/tune-own/tuned.yaml").read_text())
     recomputed = {"nothing": None, "all blocks": {"keep": "inputs"}}
     assert tuned["trainer"]["recompute"] == recomputed[best["recomputed"]]
+    monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
+    code, _, err = tune(SPACE, "own.yaml", *words)
+    assert (code, "there are no times of blocks" in err.splitlines()[-1]) == (2, True)
     code, _, err = tune(SPACE, "own.yaml", words[0], "--name=nowhere")
     assert (code, "--for memory needs a GPU" in err) == (2, True)
