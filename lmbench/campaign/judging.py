@@ -34,11 +34,13 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
-from lmbench.sweep.local import HeldExecutor
+from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
 YES, NO = "yes", "NO"
+#: The word on whether B trains like A.
+_TRAINS = {True: YES, False: NO, None: UNDECIDED}
 #: Begins the lines on progress.
 _TITLE = "judge"
 #: The share of the budget that trainings may take.
@@ -79,13 +81,13 @@ class Judge:
             UsageError: a side does not run, or an option of the trainings belongs to one side.
         """
         # Imports take longer than most rounds, so servers that one stage started serve the next one too.
-        self._executor = HeldExecutor({SWEEP: str(self.path.resolve())})
+        self._executor = LocalExecutor({SWEEP: str(self.path.resolve())})
         self._limits = Pace(executor=self._executor)
         try:
             with result_alone():
                 comparison = self._carry_out(time.monotonic() + self.budget_s)
         finally:
-            self._executor.shut_down()
+            self._executor.close()
         return self._conclude(comparison), comparison
 
     def _carry_out(self, end_s: float) -> Comparison:
@@ -93,8 +95,8 @@ class Judge:
         # A budget of nothing is over after the first round.
         comparison = self._measure(0.0)
         # A later round may have failed by accident, and is then left out.
-        a, b = self._sides(self.path, 1)
-        doubts = "; ".join([*worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
+        (a,), (b,) = self._sides(self.path, 1)
+        doubts = "; ".join([*worse_guards(a, b), *other_work(a, b)])
         good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
         self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
         if doubts or not comparison.cells or comparison.verdict == INVALID:
@@ -103,16 +105,18 @@ class Judge:
         if rest_s <= 0:
             self.parts["trains the same"] = Decision(UNDECIDED, "the budget ended before the trainings")
             return comparison
-        trainings = self._train(a[0], b[0], rest_s)
-        curves = [curves_of(dict(enumerate(runs))) for runs in trainings]
+        trainings = self._train(a, b, rest_s)
+        curves_a, curves_b = (curves_of(dict(enumerate(runs))) for runs in trainings)
         edits = list[str]()
-        for side, run, runs in zip("AB", (a[0], b[0]), trainings, strict=True):
+        for side, run, runs in zip("AB", (a, b), trainings, strict=True):
             edits += [f"{side}: {edit}" for edit in differences_within([run, *runs], ())]
         if edits:
             training = Decision(NO, f"trainings and rounds ran other code: {'; '.join(edits)}")
         else:
-            training = _training(*curves)
-        self.parts |= {"trains the same": training, "numerics": _numerics(*curves)}
+            judgement = judge(curves_b, curves_a)
+            alike = f"by {len(curves_b)} pairs of seeds, loss and gradient norm are A's within the spread of seeds"
+            training = Decision(_TRAINS[judgement.follows], judgement.why or alike)
+        self.parts |= {"trains the same": training, "numerics": _numerics(curves_a, curves_b)}
         if training.word == NO:
             return comparison
         return self._measure(max(0.0, end_s - time.monotonic()))
@@ -168,12 +172,6 @@ class Judge:
             return INVALID
         is_open = UNDECIDED in words and EXIT_CODES[speed] == ExitCode.OK
         return UNDECIDED if is_open else speed
-
-
-def _training(a: Curves, b: Curves) -> Decision:
-    judgement = judge(b, a)
-    alike = f"by {len(b)} pairs of seeds, loss and gradient norm are those of A within the spread of seeds"
-    return Decision({True: YES, False: NO, None: UNDECIDED}[judgement.follows], judgement.why or alike)
 
 
 def _numerics(a: Curves, b: Curves) -> Decision:

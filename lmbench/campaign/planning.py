@@ -1,10 +1,12 @@
-"""A memory plan, written, or proven: the times of a block are measured, and then the plan's points in their order."""
+"""A memory plan, written, or proven: times of a block are measured, and then the best point, until it is the best."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import Stages
@@ -13,13 +15,15 @@ from lmbench.fit_options import check_options, option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
     FEW_BLOCKS,
+    MeasuredStep,
     MemoryPlan,
     PlanRequest,
     Recipe,
-    are_disturbed,
     ask_plan,
     block_times,
+    measured_step,
     times_of,
+    with_times,
 )
 from lmbench.records.store import write_or_refuse
 from lmbench.report.units import gib
@@ -28,7 +32,7 @@ from lmbench.tune.answer import tuned_config
 from lmbench.tune.proof import ProvenPoint
 
 #: Points of the plan that are measured at most.
-_POINTS = 4
+_POINTS = 6
 #: Fractions of the budget after which no time of blocks, and no point, is measured.
 _BLOCKS, _PROOF = 0.5, 1.0
 
@@ -55,16 +59,18 @@ def write_plan(
     changed = {change: option_words({**options, **read_settings(change)}) for change in also}
     for each in (words, *changed.values()):
         check_options(each)
-    plan = ask_plan(words, PlanRequest(gpu, times_of(run)))
+    times, steps = times_of(run) if run is not None else ([], [])
+    plan = ask_plan(words, PlanRequest(gpu, times, steps=steps))
     if plan.best is not None:
         write_or_refuse(path, tuned_config({**options, **plan.best.options}), "give another --results_dir")
     return plan, {change: ask_plan(each, PlanRequest(gpu)) for change, each in changed.items()}
 
 
 def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
-    """Plan for the memory of the stages, or of the GPU here, and measure the plan's points, the fastest first.
+    """Plan for the memory of the stages, or of the GPU here, and measure the plan's best point, until it was measured.
 
-    The fastest measured point that keeps to the memory is written to tuned.yaml.
+    What each measured point took tells of recipes like it, so that another one may be the best. The fastest measured
+    point that keeps to the memory is written to tuned.yaml.
 
     Raises:
         UsageError: neither memory nor a GPU is given, nothing fits, or nothing can be planned.
@@ -82,16 +88,30 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         blocks = few_blocks(plan)
         times = block_times(chain.from_iterable(stages.measure("blocks", stages.short, blocks, _BLOCKS)))
-        if are_disturbed(times):
-            tell("tune: more blocks took no longer than fewer: the machine is busy, and they are measured again")
+        try:
+            with_times(plan.chains, times)
+        except UsageError:
+            tell("tune: the times of a block are unclear, as on a busy machine: they are measured again")
             again = stages.measure("again", stages.short, blocks, _BLOCKS)
             times += block_times(chain.from_iterable(again))
-        plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, _POINTS))
-        if not plan.fitting:
-            raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
-        points = {str(number): point.options for number, point in enumerate(plan.fitting)}
-        measured = stages.measure("points", stages.long, points, _PROOF)
-    proven = [ProvenPoint(point, runs[0]) for point, runs in zip(plan.fitting, measured, strict=True) if runs]
+            # Without times the plan would rank recipes by their FLOPs, which are no seconds.
+            with_times(plan.chains, times)
+        proven, steps, failed = list[ProvenPoint](), list[MeasuredStep](), list[Recipe]()
+        while len(proven) < _POINTS:
+            plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, steps, failed))
+            next_one = plan.best
+            if next_one is None or any(step.recipe == next_one.recipe for step in steps):
+                break
+            (runs,) = stages.measure("points", stages.long, {next_one.recipe.words: next_one.options}, _PROOF)
+            if not runs:
+                break
+            proven.append(ProvenPoint(next_one, runs[0]))
+            if step := measured_step(runs[0]):
+                steps.append(replace(step, recipe=next_one.recipe))
+            else:
+                failed.append(next_one.recipe)
+    if not proven and plan.best is None:
+        raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
     keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
     if keeping:
         best = min(keeping, key=lambda point: point.step_s or 0.0)

@@ -70,8 +70,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         plan = make_plan(self.path.name, self.file)
-        is_enough = self._is_enough if self.more is None else self._has_more
-        pace = replace(self.limits, is_enough=is_enough, window_options=self._window_options)
+        pace = replace(self.limits, is_enough=self._is_enough, window_options=self._window_options)
         self._sweep = Sweep(plan, self.path, self.title, pace=pace, engine=self.engine)
         self._began_s = time.monotonic()
         # None until the first round that is measured now.
@@ -98,12 +97,10 @@ class Rounds:
         """The comparison of the rounds so far."""
         return compare(f"{self.path}@{SIDE}=A", f"{self.path}@{SIDE}=B", self.tolerance, self.about)
 
-    def _has_more(self, rounds: int) -> bool:
-        """Whether this many rounds are as many more as were asked for."""
-        return rounds >= self.kept_rounds + (self.more or 0)
-
     def _is_enough(self, rounds: int) -> bool:
         """Whether measuring ends after this many rounds: the verdict stands, or the budget is spent."""
+        if self.more is not None:
+            return rounds >= self.kept_rounds + self.more
         if rounds < self.kept_rounds:
             return False
         comparison, now_s = self.compare(), time.monotonic()
@@ -136,7 +133,7 @@ class Rounds:
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
         if self.budget_s == math.inf:
             enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
-            return len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
+            is_over = len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
         return is_over
 
     def _advise(self, cell: CellComparison, round_s: float) -> None:

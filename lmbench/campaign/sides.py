@@ -113,8 +113,10 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
     names = _apart(*options.python) if options.python else neither
     given = zip("AB", texts, options.revision or neither, options.python or neither, names, strict=True)
     for index, (side, text, revision, python, name) in enumerate(given):
-        config, own_settings = _config_of(text)
-        sides[side] = {CONFIG: config, **own_settings}
+        config, mark, words = (text, "", "") if names_file(text) else text.partition("@")
+        if not config:
+            raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
+        sides[side] = {CONFIG: config, **(read_settings(words) if mark else {})}
         if repeated := sides[side].keys() & settings:
             raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
         values = {variable: pair[index] for variable, *pair in pairs}
@@ -132,16 +134,9 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
 def _apart(a: str, b: str) -> tuple[str, str]:
     """The folders and names in which two paths differ; the whole paths if these are no names of their own."""
     parts_a, parts_b = Path(a).parts, Path(b).parts
-    own_a, own_b = ("-".join(p for p in x if p not in y) for x, y in ((parts_a, parts_b), (parts_b, parts_a)))
+    own_a = "-".join(part for part in parts_a if part not in parts_b)
+    own_b = "-".join(part for part in parts_b if part not in parts_a)
     return (own_a, own_b) if own_a and own_b and own_a != own_b else (a, b)
-
-
-def _config_of(text: str) -> tuple[str, Options]:
-    """The configuration and the settings of a side, given as `CONFIG[@NAME=VALUE,NAME=VALUE...]`."""
-    config, mark, words = (text, "", "") if names_file(text) else text.partition("@")
-    if not config:
-        raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
-    return config, read_settings(words) if mark else {}
 
 
 def read_settings(text: str) -> Options:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import site
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,6 +20,7 @@ from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves
 from lmbench.records.store import write_or_refuse
 from lmbench.sweep.environments import commits_between
+from lmbench.sweep.file import with_options
 
 _VERSION = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)")
 _INSTALL_TIMEOUT_S = 1800
@@ -34,7 +34,6 @@ class Suspect:
     config: str | None = None
     revision: str | None = None
     requirement: str | None = None
-    constraints: Path | None = None
 
     def identity(self) -> tuple[str | None, ...]:
         """What sets it apart, whatever its name and its place in the row."""
@@ -46,17 +45,16 @@ class Suspect:
         Raises:
             UsageError: pip fails, or the environment cannot be written.
         """
-        return None if self.requirement is None else _environment(self.requirement, self.constraints)
+        return None if self.requirement is None else _environment(self.requirement)
 
 
-def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -> tuple[str, list[Suspect]]:
+def find_suspects(good: str, bad: str, folder: Path) -> tuple[str, list[Suspect]]:
     """What is searched (`commit`, `version` or `option`), and the row of suspects from the good end to the bad one.
 
     Args:
         good: a YAML file, PACKAGE==VERSION, or a revision of the repository here.
         bad: one of the same kind.
         folder: where configurations between two YAML files are written.
-        constraints: pip's file of constraints for the environments of versions.
 
     Raises:
         UsageError: the ends are of different kinds, are equal, or nothing lies between them.
@@ -65,7 +63,7 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
     if (names_file(good) and names_file(bad)) or is_yaml(good) or is_yaml(bad):
         what, row = "option", _between_files(Path(good), Path(bad), folder)
     elif good_version and bad_version:
-        what, row = "version", _between_versions(good_version, bad_version, constraints)
+        what, row = "version", _between_versions(good_version, bad_version)
     else:
         what, row = "commit", [Suspect(commit[:12], revision=commit) for commit in commits_between(good, bad)]
     if len(row) < 2:
@@ -86,28 +84,13 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
         if name in after:
             settings[name] = after[name]
         path = folder / f"{number}.yaml"
-        write_or_refuse(path, yaml.safe_dump(_nested(settings), sort_keys=False), "give another --results_dir")
+        write_or_refuse(path, yaml.safe_dump(with_options({}, settings), sort_keys=False), "give another --results_dir")
         text = f"{name}={after[name]}" if name in after else f"without {name}"
         row.append(Suspect(text, config=str(path)))
     return row
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings from values by dotted name."""
-    tree: dict[str, Any] = {}
-    for name, value in settings.items():
-        *groups, last = name.split(".")
-        place = tree
-        for group in groups:
-            if not isinstance(place.get(group), dict):
-                # Of `compile: true` on one side and `compile: {mode: ...}` on the other, the later one stays.
-                place[group] = {}
-            place = place[group]
-        place[last] = value
-    return tree
-
-
-def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path | None) -> list[Suspect]:
+def _between_versions(good: re.Match[str], bad: re.Match[str]) -> list[Suspect]:
     """The released versions between two, each in an environment of its own."""
     from packaging.version import InvalidVersion, Version
 
@@ -123,14 +106,17 @@ def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path
     lowest, highest = min(first, last), max(first, last)
     chosen = sorted({first, last, *(version for version in known if lowest < version < highest)}, reverse=first > last)
     names = [f"{package}=={version}" for version in chosen]
-    return [Suspect(name, requirement=name, constraints=constraints) for name in names]
+    return [Suspect(name, requirement=name) for name in names]
 
 
-def _environment(requirement: str, constraints: Path | None) -> str:
-    """The Python of an environment that has this requirement, and everything else from the present one; made once."""
+def _environment(requirement: str) -> str:
+    """The Python of an environment that has this requirement, and everything else from the present one; made once.
+
+    pip's own variables count, such as PIP_CONSTRAINT.
+    """
     present = site.getsitepackages()
     try:
-        known = short_digest(f"{present} {constraints.read_text() if constraints else ''}", 6)
+        known = short_digest(f"{present} {os.environ.get('PIP_CONSTRAINT', '')}", 6)
         version = f"py{sys.version_info[0]}.{sys.version_info[1]}"
         folder = cache_folder() / "environments" / f"{requirement}-{version}-{known}"
         python = folder / "bin" / "python"
@@ -143,8 +129,7 @@ def _environment(requirement: str, constraints: Path | None) -> str:
         lines = [f"import site; site.addsitedir({path!r})\n" for path in present]
         (packages / "present.pth").write_text("".join(lines))
         # What the requirement needs is taken from these folders where they have it.
-        limits = ["--constraint", str(constraints)] if constraints else []
-        _pip(str(python), "install", "--quiet", requirement, *limits)
+        _pip(str(python), "install", "--quiet", requirement)
         (folder / "made").touch()
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"no environment with {requirement} can be made: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,10 +71,8 @@ class Sweep:
             UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
             SweepHalted: the disk is full, or a process cannot be started.
         """
-        with (
-            closing(self._folder),
-            closing(self.pace.executor or LocalExecutor(self._folder.mark)) as executor,
-        ):
+        with closing(self._folder), ExitStack() as servers:
+            executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._folder.mark)))
             tasks = None if self.engine is None else TaskExecution(self._rows, self.engine, self.on_interrupt)
             description = announcement(self.plan) if tasks is None else tasks.describe()
             # Rounds measured elsewhere are locked by their tasks.
@@ -96,11 +94,11 @@ class Sweep:
                     self._folder.open(self.plan, self.plan.chosen)
                     execution.run()
                 else:
-                    executor.close()
+                    servers.close()
                     tasks.run(self.pace.is_enough)
             finally:
                 self.progress.line.clear()
-            executor.close()
+            servers.close()
             if self.progress.ends and not self.plan.is_part:
                 self._publish()
         return self._rows.exit_code

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -35,7 +34,7 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.folder import is_trusted
-from lmbench.sweep.local import HeldExecutor
+from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
@@ -96,7 +95,7 @@ class Stages:
         #: The options of runs with short windows and with long ones, unless the user set the windows.
         self.short, self.long = {**_SHORT, **self.base}, {**_LONG, **self.base}
         # With the mark of a sweep, a run leaves it to the server to end what it started.
-        self.executor = HeldExecutor({SWEEP: str(self.path)}, is_lasting=True)
+        self.executor = LocalExecutor({SWEEP: str(self.path)}, is_lasting=True)
 
     def tune(self, axes: Sequence[Axis], trusts: bool = False) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
@@ -109,7 +108,6 @@ class Stages:
         """
         with self.begun(trusts):
             tuning = self.search(axes)
-            self.try_late(tuning)
             self.choose(tuning)
             self.train(tuning)
             self.measure_alone(tuning)
@@ -145,7 +143,7 @@ class Stages:
             with result_alone():
                 yield
         finally:
-            self.executor.shut_down()
+            self.executor.close()
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises UsageError where that fails."""
@@ -220,29 +218,28 @@ class Stages:
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
         baseline.runs, profiled = self.measure(_GIVEN, self.short, points, _SEARCH, _ROUNDS)
         self.check(baseline)
-        ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
-        if ended is None:
+        record = next((run.record for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
+        if record is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
-        if self.goal.cost(ended.record) is None:
+        if self.goal.cost(record) is None:
             raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
-        self.step_tokens, self.settings = ended.record.window.step_tokens, with_arguments(ended.record.config)
+        self.step_tokens, self.settings = record.window.step_tokens, with_arguments(record.config)
         left_out, useful = list[str](), list[Axis]()
-        narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
+        narrowed = applicable(axes, self.settings, record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
             left_out.append("fp8 and CUDA graphs: they are for a GPU")
-        if ended.record.unseen_phases and any(axis.name == MICRO_BATCH for axis in narrowed):
-            narrowed = [axis for axis in narrowed if axis.name != MICRO_BATCH]
-            left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
-        for axis in axes:
-            if axis.is_users and axis.name not in [other.name for other in narrowed]:
-                left_out.append(f"{axis.name}: this configuration has no such option, or the value already")
         for axis in narrowed:
             share = share_of(axis, profiled[0].record if profiled else None)
-            if share is None or share >= LEAST_SHARE_FRACTION:
-                useful.append(axis)
-            else:
+            if axis.name == MICRO_BATCH and record.unseen_phases:
+                left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
+            elif share is not None and share < LEAST_SHARE_FRACTION:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
+            else:
+                useful.append(axis)
+        for name in [axis.name for axis in axes if axis.is_users]:
+            if name not in [axis.name for axis in narrowed]:
+                left_out.append(f"{name}: this configuration has no such option, or the value already")
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
@@ -271,14 +268,6 @@ class Stages:
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
-    def try_late(self, tuning: Tuning) -> None:
-        """Where nothing was found that finals would have to prove, give their time to what was not tried."""
-        late = [candidate for candidate in tuning.candidates if candidate.problem == _NO_TIME]
-        if tuning.answer is tuning.baseline and late:
-            for candidate in late:
-                candidate.problem = ""
-            self.run("search-late", self.short, late, _FINALS)
-
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
         """Measure candidates and check them. New runs replace a candidate's earlier ones."""
         points = {str(candidate.trial): candidate.trial.options for candidate in candidates}
@@ -305,23 +294,21 @@ class Stages:
 
     def predict(self, candidates: Sequence[Candidate]) -> None:
         """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
-        gpu, path = gpu_for(None), self.path / _PREDICTED
-        predicted = dict[str, Bytes]()
-        if os.path.lexists(path):
-            try:
-                predicted = read_packed(path, dict[str, Bytes])
-            except DamagedRecord as error:
-                raise UsageError(f"{path}: {error}; remove it") from None
+        gpu, predicted = gpu_for(None), dict[str, Bytes]()
+        if gpu is None:
+            return
+        with suppress(DamagedRecord):
+            predicted = read_packed(self.path / _PREDICTED, dict[str, Bytes])
         new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
         def forecast_bytes(cell: GridCell) -> int | str:
             words = cell.words()[1:]
             try:
-                return ask(words, Request([gpu] if gpu else []), Forecast).reserved_bytes
+                return ask(words, Request([gpu]), Forecast).reserved_bytes
             except (UsageError, ProcessFailed) as error:
                 return str(error)
 
-        if gpu is not None and new:
+        if new:
             file = sweep_from({"base": self.base, "include": [candidate.trial.options for candidate in new]})
             with ThreadPoolExecutor(len(new)) as pool:
                 forecasts = list(pool.map(forecast_bytes, make_plan("", file).cells))
@@ -332,7 +319,7 @@ class Stages:
             self.write(_PREDICTED, indented_json(predicted))
         for candidate in candidates:
             candidate.predicted_bytes = peak = predicted.get(str(candidate.trial))
-            if peak and not (self.is_allowed(peak) and (gpu is None or gpu.fits(peak))):
+            if peak and not (self.is_allowed(peak) and gpu.fits(peak)):
                 candidate.problem = "predicted too large"
 
     def is_allowed(self, peak_bytes: int) -> bool:
@@ -379,18 +366,15 @@ class Stages:
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * LEAST_ROUNDS * statistics.fmean(self.costs_s("finals-*") or [0.0])
+        if rest_s <= least_s and not path.is_dir():
+            tuning.left_out.append(
+                f"a verdict between {a.trial} and {b.trial}: no time for its {LEAST_ROUNDS} rounds, "
+                f"{duration(least_s)} together; trainings take the last {1 - _VERDICT:.0%} of the budget"
+            )
+            return
         rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT), title="tune")
         try:
-            if rest_s > least_s:
-                comparison = rounds.measure()
-            elif path.is_dir():
-                comparison = rounds.compare()
-            else:
-                raise UsageError(
-                    f"no time for its {LEAST_ROUNDS} rounds, {duration(least_s)} together: it has "
-                    f"{duration(max(rest_s, 0.0))}, since {1 - _VERDICT:.0%} of the budget are for the trainings "
-                    "that prove the answer"
-                )
+            comparison = rounds.measure() if rest_s > least_s else rounds.compare()
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.
             tuning.left_out.append(f"a verdict between {a.trial} and {b.trial}: {error}")
@@ -461,10 +445,10 @@ class Stages:
         """Measure each choice of the answer by itself, as far as the budget allows."""
         choices = tuning.answer.trial.choices
         single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
-        tuning.alone = {str(candidate.trial): candidate for candidate in single}
-        missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
+        known = [str(candidate.trial) for candidate in single]
+        missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in known]
         self.run("alone", self.short, missing, 1.0)
-        tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
+        tuning.alone = {str(candidate.trial): candidate for candidate in (*single, *missing)}
 
     def use_rest(self, tuning: Tuning) -> None:
         """Measure the answer and the baseline further with the rest of the budget, for a narrower interval."""

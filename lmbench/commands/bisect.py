@@ -16,7 +16,6 @@ def bisect(
     *,
     gate: str = "2%",
     budget: str = "30m",
-    constraints: Path | None = None,
     results_dir: Path = Path("results"),
     settings: list[str],
 ) -> Answer:
@@ -28,7 +27,7 @@ def bisect(
     The same command goes on after any end.
 
     GOOD and BAD are revisions of the git repository here (main~20 main --config smoke), versions of a package
-    (torch==2.9.0 torch==2.11.0 --config smoke), or two YAML files.
+    (torch==2.9.0 torch==2.11.0 --config smoke), or two YAML files. pip's variables count, such as PIP_CONSTRAINT.
 
     exit codes: 0 found, or the ends are the same, 11 undecided, 12 invalid, 2 usage
 
@@ -37,7 +36,6 @@ def bisect(
         bad: the bad end
         gate: changes between the ends up to this are not searched
         budget: time for it: 90s, 10m, 1h
-        constraints: pip's constraints for the environments of versions
         results_dir: where its folder goes
         settings: options of `lmbench fit` for all of them
     """
@@ -47,7 +45,7 @@ def bisect(
 
     options = read_options(settings)
     path = results_dir / f"bisect-{digest([good, bad, options])}"
-    what, row = find_suspects(good, bad, path / "options", constraints)
+    what, row = find_suspects(good, bad, path / "options")
     if what != "option" and CONFIG not in options:
         raise UsageError(f"a {what} is measured by a configuration; add one, such as --config smoke")
     return Bisection(path, what, row, options, read_gate(gate), read_budget(budget)).search()

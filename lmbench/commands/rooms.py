@@ -89,7 +89,7 @@ def memory(
         gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
         also: NAME=VALUE[,NAME=VALUE...], with --fit: plan with these settings too, such as trainer.precision=bf16-true
-        run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks
+        run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks and steps
         results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
     """
@@ -132,13 +132,12 @@ def _recorded(source: Result, device: int | None) -> Answer:
     from lmbench.memory.answer import history_answer, shortage_answer
     from lmbench.memory.blocks import SNAPSHOT_FILE
     from lmbench.memory.findings import examine
-    from lmbench.memory.plan import explain
     from lmbench.records.load import is_run_folder, load_run
 
     loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None
     if loaded is None or loaded.outcome != "oom":
         return history_answer(examine(source, device))
-    shortage = shortage_answer(explain(loaded.record, loaded.path))
+    shortage = shortage_answer(loaded.record, loaded.path / "config.yaml")
     if not (loaded.path / SNAPSHOT_FILE).is_file():
         return shortage
     return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])

@@ -12,7 +12,7 @@ from textwrap import shorten
 
 from lmbench.commands.parser import Result, run_typed
 from lmbench.commands.words import read_options
-from lmbench.configs import is_yaml, shipped_studies
+from lmbench.configs import find_shipped, is_yaml, shipped_studies
 from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import shown
 from lmbench.records.store import SWEEP_FILE, check_name
@@ -20,7 +20,7 @@ from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import read_sweep_folder
-from lmbench.sweep.plan import find_sweep, make_plan
+from lmbench.sweep.plan import make_plan
 
 
 def run(args: list[str]) -> int:
@@ -120,7 +120,8 @@ def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str
         if how.name is not None:
             raise UsageError("--name names a new sweep; a sweep's folder has its name")
         return Path(study).absolute(), read_sweep_folder(Path(study), how.trust), {}
-    source = find_sweep(study)
+    problem = f"sweep {study!r} is no file, no sweep's folder and no study"
+    source = find_shipped(study, shipped_studies(), "sweeps", problem)
     file, places = read_sweep_file(source)
     name = source.stem if how.name is None else how.name
     check_name("--name", name)

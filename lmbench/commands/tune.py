@@ -34,7 +34,7 @@ def tune(
 
     `--for memory` proves a memory plan instead (`lmbench memory --fit`): what to compute again, and in which
     micro-batches, for the least time in the memory of `--at_most` or of the GPU here. It measures the times of a block,
-    then the plan's points, the fastest first.
+    then the plan's best point, and plans again by what it took, until the best point is one that was measured.
 
     The same command again goes on with what was measured. The answer is RESULTS_DIR/NAME/tuned.yaml.
 

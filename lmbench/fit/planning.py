@@ -17,6 +17,7 @@ from lmbench.memory.plan import (
     TREATMENTS,
     Chain,
     ChainSample,
+    MeasuredStep,
     MemoryPlan,
     PlanPoint,
     PlanRequest,
@@ -59,6 +60,8 @@ class Planner:
         self.samples = given.batch_size * given.micro_batches
         #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by kind of recipe.
         self._ratios: dict[tuple[str, bool], tuple[float, float]] = {}
+        #: Ratios of measured to predicted work.
+        self._work_ratios: dict[tuple[str, bool], float] = {}
 
     def chains(self) -> list[Chain]:
         """The chain of each size of the micro-batch, with the loss whole and in chunks; two sizes tell those of all."""
@@ -113,7 +116,7 @@ class Planner:
         """A point by a walk through the blocks, corrected by what checks of the same kind told."""
         ratio, reserved_ratio = self._ratios.get(_kind_of(recipe), (1.0, _RESERVED_RATIO))
         peak = predicted_peak(chain, recipe) * ratio
-        work = predicted_work(chain, recipe)
+        work = predicted_work(chain, recipe) * self._work_ratios.get(_kind_of(recipe), 1.0)
         return PlanPoint(recipe, self._options_of(recipe), peak, peak * reserved_ratio, work)
 
     def check(self, chain: Chain, point: PlanPoint) -> PlanPoint:
@@ -124,6 +127,18 @@ class Planner:
         peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes
         self._ratios[_kind_of(recipe)] = peak / predicted_peak(chain, recipe), reserved / peak
         return replace(point, peak_bytes=peak, reserved_bytes=reserved, is_checked=True)
+
+    def learn(self, chain: Chain, step: MeasuredStep) -> PlanPoint:
+        """The point of a measured step, which tells of recipes of the same kind.
+
+        No time of few blocks has a host that sets the step, as it does with matrix products kept in many blocks.
+        """
+        kind = _kind_of(step.recipe)
+        self._work_ratios[kind] = step.step_s / predicted_work(chain, step.recipe)
+        if step.peak_bytes:
+            peak_ratio = step.peak_bytes / predicted_peak(chain, step.recipe)
+            self._ratios[kind] = peak_ratio, step.reserved_bytes / step.peak_bytes
+        return replace(self.estimate(chain, step.recipe), is_checked=True)
 
 
 def _kind_of(recipe: Recipe) -> tuple[str, bool]:
@@ -142,7 +157,10 @@ def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any
     chains = request.chains or planner.chains()
     timed = with_times(chains, request.times) if request.times else chains
     recipes = {recipe: chain for chain in timed for recipe in recipes_of(chain, planner.samples)}
-    checked = dict[Recipe, PlanPoint]()
+    for recipe in request.failed:
+        recipes.pop(recipe, None)
+    steps = [step for step in request.steps if request.times and step.recipe in recipes]
+    checked = {step.recipe: planner.learn(recipes[step.recipe], step) for step in steps}
     while True:
         points = [checked.get(recipe) or planner.estimate(chain, recipe) for recipe, chain in recipes.items()]
         near = [point for point in points if gpu.fits(point.reserved_bytes * (1 - planner.doubt(point)))]

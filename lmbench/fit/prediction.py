@@ -297,7 +297,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     started = time.perf_counter()
     act_like_cuda()
     gpus = request.gpus
-    plan = Prediction(words, gpus[0].workspace_bytes if gpus else 0)
+    plan = Prediction(words, max((gpu.workspace_bytes for gpu in gpus), default=0))
     predictor = plan.predictor()
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -13,15 +14,17 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
 
-from lmbench.errors import ExitCode
+from lmbench.errors import ExitCode, UsageError
 from lmbench.fit_options import option_words
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanPoint, Shortage
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanPoint, plan_after
 from lmbench.memory.timeline import memory_chart
+from lmbench.python_process import ProcessFailed
 from lmbench.records.measured import RunError
+from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import STEP, Values
 from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
 from lmbench.report.charts import picture
@@ -66,11 +69,13 @@ def history_answer(findings: Findings) -> Answer:
     contents["share_fraction"] = contents["size_bytes"] / (peak["allocated_bytes"] or 1)
     used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
     operators = findings.saved_operators
+    largest = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
+    largest = largest.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
     tables = [
         table("memory/peak", contents),
         table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
         _part_table(findings),
-        _largest_table(findings),
+        table("memory/largest", _with_lines(largest)),
         table("memory/gaps", _with_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
         table("memory/saved", findings.saved),
         table("memory/saved_operators", operators, block=next(iter(operators["block"]), "")),
@@ -126,8 +131,7 @@ def _headline(findings: Findings) -> list[Line]:
         lines.append(Line("expandable", f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would reserve {saved}"))
     largest = sizes.idxmax() if len(sizes) else ""
     if largest in _REMEDIES:
-        also = "; a smaller batch changes nothing" if findings.is_batch_free else ""
-        lines.append(Line("do", _REMEDIES[largest] + also))
+        lines.append(Line("do", _REMEDIES[largest]))
     if findings.blocks["operator"].str.startswith("CompiledFunction").any():
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
@@ -145,13 +149,6 @@ def _part_table(findings: Findings) -> Table:
     return table("memory/parts", rows[rows["all_bytes"] >= _PART_FRACTION * peak_bytes])
 
 
-def _largest_table(findings: Findings) -> Table:
-    """The largest allocations at the peak, with the first frame of the user's code."""
-    rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
-    rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
-    return table("memory/largest", _with_lines(rows))
-
-
 def lines_of(rows: Any) -> Any:
     """The line of each row's `user_frame`, without folder and function: `model.py:88`."""
     return rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0]
@@ -166,10 +163,12 @@ def _with_lines(rows: Any) -> Any:
 # a run that ran out of memory
 
 
-def shortage_answer(shortage: Shortage) -> Answer:
-    """The refused request, what the device held, and the plan that fits."""
-    error = shortage.run.error or RunError()
-    refused = shortage.run.memory.refused
+def shortage_answer(run: RunRecord, config: Path) -> Answer:
+    """The refused request, what the device held, and the plan that fits.
+
+    `config` is the configuration in the run's folder.
+    """
+    error, refused = run.error or RunError(), run.memory.refused
     message = shorten(error.message or "nothing more is known", 160, placeholder=" ...")
     lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
     if refused is not None:
@@ -178,20 +177,21 @@ def shortage_answer(shortage: Shortage) -> Answer:
             "optimizer state": refused.optimizer_state_bytes, "activations and the rest": refused.rest_bytes,
         }  # fmt: skip
         held = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
-        device_bytes, free_bytes = shortage.run.memory.device_total_bytes, refused.device_free_bytes
-        held_bytes = refused.allocated_bytes or 0
+        asked, free, held_bytes = refused.requested_bytes, refused.device_free_bytes, refused.allocated_bytes or 0
         lines += [
-            Line("asked", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {gib(free_bytes)} free"),
-            Line("held", f"{gib(held_bytes)} of {gib(device_bytes)}: {held}"),
+            Line("asked", f"{gib(asked)} more in {refused.phase}, with {gib(free)} free"),
+            Line("held", f"{gib(held_bytes)} of {gib(run.memory.device_total_bytes)}: {held}"),
             Line("fragmented", f"{gib((refused.reserved_bytes or 0) - held_bytes)} reserved and not allocated"),
         ]
-    figures = {"refused": refused, "reason": shortage.reason}
-    if shortage.plan is None:
-        return Answer([*lines, Line("no plan", shortage.reason)], figures={"shortage": figures})
-    best = shortage.plan.best
-    words = ["--config", str(shortage.config), *([] if best is None else option_words(best.options))]
-    planned = plan_answer(shortage.plan, words)
-    return replace(planned, headline=[*lines, *planned.headline], figures={**planned.figures, "shortage": figures})
+    try:
+        plan = plan_after(run, config)
+    except (UsageError, ProcessFailed) as problem:
+        reason = str(problem)
+        return Answer([*lines, Line("no plan", reason)], figures={"shortage": {"refused": refused, "reason": reason}})
+    words = ["--config", str(config), *option_words(plan.best.options if plan.best else {})]
+    planned = plan_answer(plan, words)
+    figures = {**planned.figures, "shortage": {"refused": refused, "reason": ""}}
+    return replace(planned, headline=[*lines, *planned.headline], figures=figures)
 
 
 # a plan

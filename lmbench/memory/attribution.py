@@ -259,7 +259,6 @@ def _noted(notes: MemoryNotes, moments: Ranges, played: Replay) -> Any:
         for name, time_us in zip(moments.names, moments.start, strict=True)
         if name.isdecimal() and int(name) < len(notes.moments) and time_us >= begin_us
         for block in notes.moments[int(name)]
-        if block.category != "stream"
     ]
     noted = pd.DataFrame(rows, columns=["time_us", *NotedBlock.__struct_fields__])
     noted = noted.astype({"time_us": np.int64, "address": np.int64}).reset_index()

@@ -73,12 +73,11 @@ _Address = Annotated[int, Meta(ge=0, le=1 << 62)]
 class NotedBlock(Struct, array_like=True):
     """A tensor's storage: its address, its category, the path of its module, and the operator that saved it.
 
-    `owner` is empty if the module is unknown, `operator` if the storage was not saved for the backward. Notes of
-    earlier versions have `stream` beside the category of a block's output; it is not used.
+    `owner` is empty if the module is unknown, `operator` if the storage was not saved for the backward.
     """
 
     address: _Address
-    category: Category | Literal["stream"]
+    category: Category
     owner: str = ""
     operator: str = ""
 

@@ -100,15 +100,6 @@ class Findings:
         """Bytes at the peak by category."""
         return by_category(self.held)
 
-    @property
-    def is_batch_free(self) -> bool:
-        """Whether the batch's size decides over less than 2 % of the peak, and over no allocation that failed."""
-        if self.refused is not None and self.refused.phase != "optimizer":
-            return False
-        lasts = self.held["category"].isin(["parameters", "gradients", "optimizer_state", "gathered", "workspaces"])
-        sizes = self.held.loc[~lasts & (self.held["phase"] != "optimizer"), "size_bytes"]
-        return bool(sizes.sum() < 0.02 * self.peak["allocated_bytes"])
-
     @cached_property
     def parts(self) -> Any:
         """Bytes at the peak: a row for each part of the model, the largest first, and a column for each category.

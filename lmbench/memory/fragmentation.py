@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 
 from lmbench.memory.blocks import rounded_bytes
@@ -60,18 +58,15 @@ def gaps(findings: Findings) -> Any:
     none, and its category is FREE_SEGMENT. Columns are the holder's `category`, `size_bytes` and `user_frame`, the
     gaps' `count` and `total_bytes`, and the `largest_bytes` in one piece.
     """
-    held = findings.held.sort_values("address")
-    starts = held["address"].to_numpy()
-    holders = held[["category", "size_bytes", "user_frame"]].to_numpy().tolist()
-    ends = starts + held["size_bytes"].to_numpy()
-    rows = []
+    held, rows = findings.held.set_index("address").sort_index(), []
     for first, past in segments_at(findings.played, findings.peak["entry"]):
-        low, high = np.searchsorted(starts, [first, past]).tolist()
-        borders = [first, *np.column_stack([starts[low:high], ends[low:high]]).ravel().tolist(), past]
-        for index, (begin, end) in enumerate(pairwise(borders)):
-            # Every second stretch is a block.
-            if index % 2 == 0 and end > begin:
-                holder = holders[low + max(index // 2 - 1, 0)] if high > low else [FREE_SEGMENT, end - begin, ""]
+        blocks = held.loc[first : past - 1]
+        holders = blocks[["category", "size_bytes", "user_frame"]].to_numpy().tolist()
+        # A gap begins with its segment, or where a block ends.
+        begins, ends = [first, *(blocks.index + blocks["size_bytes"])], [*blocks.index, past]
+        for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if end > begin:
+                holder = holders[max(index - 1, 0)] if holders else [FREE_SEGMENT, end - begin, ""]
                 rows.append((*holder, end - begin))
     frame = pd.DataFrame(rows, columns=["category", "size_bytes", "user_frame", "gap_bytes"])
     named = {"count": ("gap_bytes", "size"), "total_bytes": ("gap_bytes", "sum"), "largest_bytes": ("gap_bytes", "max")}

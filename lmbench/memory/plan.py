@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +24,6 @@ from lmbench.memory.blocks import held_bytes, rounded_bytes
 from lmbench.memory.forecast import TargetGpu, ask, gpu_of
 from lmbench.memory.predictor import Allocation, frame_of
 from lmbench.progress import progress
-from lmbench.python_process import ProcessFailed
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -71,8 +68,7 @@ class BlockFacts(NamedTuple):
 class ChainFacts(NamedTuple):
     """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
     and changes over them: until the backward begins, until the last block's backward begins, and after the first
-    block's; and all gradients. `adding_work` is that of adding the gradients of a micro-batch to others, `update_work`
-    that of the optimizer."""
+    block's; and all gradients."""
 
     entry: float
     head_peak: float
@@ -81,8 +77,6 @@ class ChainFacts(NamedTuple):
     loss_change: float
     tail_peak: float
     gradients: float
-    adding_work: float = 0.0
-    update_work: float = 0.0
 
 
 Facts = TypeVar("Facts", BlockFacts, ChainFacts)
@@ -107,7 +101,8 @@ class Chain(Struct):
     """The facts of a micro-batch of one size: of the chain of `count` alike blocks, and of a block by treatment.
 
     `work` is in FLOPs or seconds: `rest` is that of a micro-batch without blocks, `forward` that of a block's forward,
-    and the name of a treatment that of a block's both passes.
+    and the name of a treatment that of a block's both passes; `adding` is that of adding a micro-batch's gradients to
+    others, and `update` that of the optimizer, in seconds alone.
     """
 
     batch_size: int
@@ -180,15 +175,13 @@ def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
         borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
     )  # fmt: skip
     made = sample.allocations.query(f"category == 'gradients' and start >= {backward}")
-    gradients = made["size_bytes"].sum()
     figures = (
         held[borders.enter[0]],
         held[leave : backward + 1].max() - held[leave],
         held[backward] - held[leave] + (last + 1) * (none.kept - none.saved),
         held[backward : start + 1].max() - held[backward], held[start] - held[backward],
         held[end:].max() - held[end],
-        gradients,
-        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * gradients,
+        made["size_bytes"].sum(),
     )  # fmt: skip
     return ChainFacts(*map(float, figures))
 
@@ -207,7 +200,8 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
     few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
     facts = between(few, many, (count - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}
-    return Chain(batch_size, is_chunked, count, facts, blocks, work_of(works, works))
+    work = {**work_of(works, works), "adding": FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * facts.gradients}
+    return Chain(batch_size, is_chunked, count, facts, blocks, work)
 
 
 class Recipe(Struct, frozen=True):
@@ -251,16 +245,12 @@ class Recipe(Struct, frozen=True):
         return f"{words}; loss in chunks" if self.is_chunked else words
 
 
-def units_of(recipe: Recipe, count: int) -> list[tuple[int, str]]:
-    """The blocks from first to last as groups: the number of blocks, and their treatment."""
-    treated = recipe.treated(count)
-    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
-    return [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (count - treated)]
-
-
 def predicted_peak(chain: Chain, recipe: Recipe) -> float:
     """The bytes at the peak of a steady step, by a walk through its blocks."""
-    facts, none, units = chain.facts, chain.blocks["none"], units_of(recipe, chain.count)
+    facts, none, treated = chain.facts, chain.blocks["none"], recipe.treated(chain.count)
+    # The blocks as groups, each with its number of blocks and their treatment.
+    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
+    units = [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (chain.count - treated)]
     gradient = none.change + none.saved
     accumulates = recipe.micro_batches > 1
     level = facts.entry + (facts.gradients if accumulates else 0)
@@ -297,8 +287,8 @@ def predicted_work(chain: Chain, recipe: Recipe) -> float:
     recomputed = whole_runs * max(work["forward"], again) + shorter_runs * again
     micro_batch = work["rest"] + chain.count * work["none"] + recomputed
     if recipe.micro_batches > 1:
-        micro_batch += chain.facts.adding_work
-    return recipe.micro_batches * micro_batch + chain.facts.update_work
+        micro_batch += work["adding"]
+    return recipe.micro_batches * micro_batch + work.get("update", 0.0)
 
 
 class BlockTime(Struct):
@@ -358,16 +348,19 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
                 f"{more} blocks took no longer than {fewer}, so that the time of one is unknown: the machine was busy; "
                 "measure them again, in another --results_dir"
             )
-        forward_s = (many.forward_s - few.forward_s) / (more - fewer)
-        work = {**work_of(own_works, works), "forward": forward_s}
-        facts = chain.facts._replace(
-            adding_work=chain.facts.adding_work * work["none"] / chain.work["none"],
-            update_work=few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
-        )
+        work = work_of(own_works, works)
+        work |= {
+            "forward": (many.forward_s - few.forward_s) / (more - fewer),
+            "adding": chain.work["adding"] * work["none"] / chain.work["none"],
+            "update": few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
+        }
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
-        known[chain.is_chunked].append(replace(chain, facts=facts, blocks=blocks, work=work))
+        known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))
     if not known:
-        raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
+        raise UsageError(
+            "there are no times of blocks that are not recomputed; the runs of `lmbench tune CONFIG --for memory` have "
+            "them, or say why not"
+        )
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
     timed_chains = []
     for ends in known.values():
@@ -409,15 +402,27 @@ class PlanPoint(Struct):
     is_checked: bool = False
 
 
+class MeasuredStep(Struct):
+    """What a step of all blocks took on the GPU."""
+
+    recipe: Recipe
+    step_s: float
+    peak_bytes: int
+    reserved_bytes: int
+
+
 class PlanRequest(Struct, tag=True):
     """What a planning process is asked: the GPU, and how many fitting points to check.
 
-    `times` are measured times of blocks, `chains` those of an earlier plan for the same configuration and GPU.
+    `times` are measured times of blocks, `chains` those of an earlier plan for the same configuration and GPU. Recipes
+    like those of `steps` are predicted by what these took; `failed` are those that did not run.
     """
 
     gpu: TargetGpu
     times: list[BlockTime] = []
     chains: list[Chain] = []
+    steps: list[MeasuredStep] = []
+    failed: list[Recipe] = []
     checks: int = 1
 
 
@@ -455,46 +460,56 @@ def frontier(points: Iterable[PlanPoint]) -> list[PlanPoint]:
     return kept
 
 
-def times_of(folder: Path | None) -> list[BlockTime]:
-    """The times of blocks that runs below a folder measured; none without a folder.
+def times_of(folder: Path) -> tuple[list[BlockTime], list[MeasuredStep]]:
+    """The times of blocks, and the steps of all blocks, that runs below a folder measured.
 
     Raises:
-        UsageError: no run of the folder has such times.
+        UsageError: no run of the folder has times of blocks.
     """
-    times = block_times(map(load_known, find_runs([folder]))) if folder is not None else []
-    if folder is not None and not times:
+    runs = [load_known(path) for path in find_runs([folder])]
+    if not (times := block_times(runs)):
         raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
-    return times
-
-
-def are_disturbed(times: Sequence[BlockTime]) -> bool:
-    """Whether more blocks took no longer than fewer of the same kind, as on a busy machine."""
-    kind = attrgetter("treatment", "batch_size", "is_chunked")
-    return any(
-        few.blocks < more.blocks and kind(few) == kind(more) and more.micro_batch_s <= few.micro_batch_s
-        for few, more in product(times, repeat=2)
-    )
+    return times, [step for run in runs if (step := measured_step(run))]
 
 
 def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
     """The times of blocks that runs measured."""
     times = []
     for run in runs:
-        record = run.record
+        record, recipe = run.record, recipe_of(run)
         blocks = value_at(record, "config.measure.blocks")
-        recompute = value_at(record, "config.trainer.recompute") or {}
-        kept = {name: value for name, value in recompute.items() if name in ("keep", "offload") and value}
-        treatment = next((name for name, settings in TREATMENTS.items() if settings == kept), None)
-        if blocks is None or record.outcome != "ok" or treatment is None or recompute.get("group", 1) != 1:
+        if blocks is None or record.outcome != "ok" or recipe is None or recipe.group != 1:
             continue
         medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
         update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
-        batch_size, loss = record.data.batch_size, value_at(record, "config.model.loss")
-        micro_batch_s = sum(medians.values()) - update_s
-        times.append(
-            BlockTime(treatment, blocks, batch_size, loss == "chunked", micro_batch_s, medians["forward"], update_s)
-        )
+        micro_batch_s, forward_s = sum(medians.values()) - update_s, medians["forward"]
+        size = record.data.batch_size
+        times.append(BlockTime(recipe.treatment, blocks, size, recipe.is_chunked, micro_batch_s, forward_s, update_s))
     return times
+
+
+def measured_step(run: StoredRun) -> MeasuredStep | None:
+    """What a run of all blocks measured; None for another run, or one that failed."""
+    recipe, memory, step = recipe_of(run), run.record.memory, run.record.phases.step
+    has_few_blocks = value_at(run.record, "config.measure.blocks") is not None
+    if recipe is None or has_few_blocks or run.outcome != "ok" or step is None or not step.median_s:
+        return None
+    peak_bytes, reserved_bytes = memory.run_peak_allocated_bytes or 0, memory.run_peak_reserved_bytes or 0
+    return MeasuredStep(recipe, step.median_s, peak_bytes, reserved_bytes)
+
+
+def recipe_of(run: StoredRun) -> Recipe | None:
+    """The recipe by which a run trained; None for one that no plan has."""
+    settings = value_at(run.record, "config.trainer.recompute") or {}
+    kept = {name: value for name, value in settings.items() if name in ("keep", "offload") and value}
+    treatment = next((name for name, treated in TREATMENTS.items() if treated == kept), None)
+    if treatment is None:
+        return None
+    return Recipe(
+        run.record.data.batch_size or 1, value_at(run.record, "config.trainer.accumulate_grad_batches") or 1, treatment,
+        settings.get("first"), settings.get("group", 1), settings.get("nested", False),
+        value_at(run.record, "config.model.loss") == "chunked",
+    )  # fmt: skip
 
 
 def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
@@ -503,35 +518,25 @@ def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
         return ask(words, request, MemoryPlan, task.note)
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """A run that ran out of memory, with the plan that fits on its GPU, or the reason why there is none."""
-
-    run: RunRecord
-    config: Path
-    plan: MemoryPlan | None = None
-    reason: str = ""
-
-
-def explain(run: RunRecord, path: Path) -> Shortage:
-    """Plan for a run that ran out of memory; it takes about a minute.
+def plan_after(run: RunRecord, config: Path) -> MemoryPlan:
+    """The plan that fits for a run that ran out of memory; it takes about a minute.
 
     Nothing is planned for a configuration that may run code other than lmbench's own: the run may come from anywhere.
 
     Args:
         run: the run's record.
-        path: the run's folder, whose configuration is planned.
+        config: the configuration in the run's folder.
+
+    Raises:
+        UsageError, ProcessFailed: there is no plan, for the reason in the message.
     """
-    gpu, config = gpu_of(run), path / "config.yaml"
+    gpu = gpu_of(run)
     if run.error is not None and run.error.where == "host":
-        return Shortage(run, config, reason="the host's memory ended, not the device's")
+        raise UsageError("the host's memory ended, not the device's")
     if gpu is None:
-        return Shortage(run, config, reason="the memory of the run's GPU is not known")
+        raise UsageError("the memory of the run's GPU is not known")
     for name, value in leaves(read_yaml(config, "config.yaml")[1], into_lists=True):
-        if may_run(value, path) and not name.startswith(("measure.", "wandb.")):
+        if may_run(value, config.parent) and not name.startswith(("measure.", "wandb.")):
             command = f"lmbench memory --config {quote(str(config))} --fit {quote(gpu.name)}"
-            return Shortage(run, config, reason=f"{name} may run code; if you trust it: {command}")
-    try:
-        return Shortage(run, config, ask_plan([f"--config={config}"], PlanRequest(gpu)))
-    except (UsageError, ProcessFailed) as error:
-        return Shortage(run, config, reason=str(error))
+            raise UsageError(f"{name} may run code; if you trust it: {command}")
+    return ask_plan([f"--config={config}"], PlanRequest(gpu))

@@ -222,8 +222,6 @@ class Predictor:
         self._few = 2 * group, 4 * group
         self._kept = 3 * group if is_slow else None
         self._trial = trial = self._take_step(batch_size, context_length, self._kept)
-        #: The ratio of reserved to allocated bytes at the peak.
-        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(trial.peaks)
         self._peaks, self.method = trial.peaks, "every block"
         if is_slow and trial.block_count is not None:
             self._peaks = self.peaks(batch_size, context_length)
@@ -232,7 +230,9 @@ class Predictor:
                 self.method = f"{few} of {self._block_count} alike blocks, checked by {self._kept}"
         self.phases = by_phase(self._peaks)
         self.run_peak_bytes = peak_bytes(self._peaks)
-        self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
+        self.reserved_bytes = trial.reserved_bytes
+        if is_slow:
+            self.reserved_bytes = round(self.run_peak_bytes * (1 + FRAGMENTATION_FRACTION))
 
     @cached_property
     def _block_count(self) -> int | None:
@@ -247,31 +247,27 @@ class Predictor:
         """Whether the configuration fits on each GPU, and the largest batch size and context length that do.
 
         Args:
-            gpus: the GPUs; the peaks have the workspaces of cuBLAS on the first one.
+            gpus: the GPUs. The peaks have the largest of their workspaces of cuBLAS, at most 50 MiB more than others.
             has_context: whether the context length can be varied; a multiple of CONTEXT_UNIT is found.
         """
-        workspace_bytes = gpus[0].workspace_bytes
-        workspace_count = max(peak.peak["workspaces"] for peak in self.phases) / max(workspace_bytes, 1)
-        rooms = [gpu.room_bytes - round(workspace_count * (gpu.workspace_bytes - workspace_bytes)) for gpu in gpus]
-        batches = self._largest(rooms, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
+        batches = self._largest(gpus, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
         contexts: Sequence[int | None] = [None] * len(gpus)
         if has_context:
             start = self.context_length or CONTEXT_UNIT
-            contexts = self._largest(rooms, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
-        fits = [self.reserved_bytes <= room for room in rooms]
+            contexts = self._largest(gpus, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
+        fits = [gpu.fits(self.reserved_bytes) for gpu in gpus]
         return [FitOnGpu(*row) for row in zip(gpus, fits, batches, contexts, strict=True)]
 
     def _largest(
-        self, rooms: Sequence[int], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
+        self, gpus: Sequence[TargetGpu], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
     ) -> list[int | None]:
-        """The largest value that fits in each room, a multiple of `unit` up to `limit`.
+        """The largest value that fits on each GPU, a multiple of `unit` up to `limit`.
 
         The peak of each part of a step is a polynomial: of the first degree in the batch size, of the second in the
         context length, for attention that is not fused. It goes through the configuration's value and two larger ones.
         The bytes reserved beyond a peak lie between those of the first and of the last of these.
 
         Args:
-            rooms: bytes that the allocator may reserve on each GPU.
             shape_of: the batch size and context length with a value.
             start: the configuration's value.
         """
@@ -281,7 +277,8 @@ class Predictor:
             polynomials = np.polyfit(values, sizes, len(values) - 1)
             return lambda value: float(np.polyval(polynomials, value).max())
 
-        far = largest_that_fits(through([start, 4 * start]), max(rooms), start, unit, limit) or start
+        largest_bytes = max(gpu.room_bytes for gpu in gpus)
+        far = largest_that_fits(through([start, 4 * start]), largest_bytes, start, unit, limit) or start
         far = max(far, 4 * start, 4 * unit)
         peak = through([start, max(2 * start, far // unit // 2 * unit), far])
         ends = [peak(value) for value in (start, far)]
@@ -290,7 +287,7 @@ class Predictor:
         def reserve(value: int) -> float:
             return peak(value) + float(np.interp(peak(value), ends, beyond))
 
-        return [largest_that_fits(reserve, room, start, unit, limit) for room in rooms]
+        return [largest_that_fits(reserve, gpu.room_bytes, start, unit, limit) for gpu in gpus]
 
     def _bytes_beyond_peak(self, batch_size: int, context_length: int | None) -> float:
         """The bytes that are reserved beyond the peak, from a step of all blocks unless that is slow."""
@@ -305,10 +302,10 @@ class Predictor:
         Each peak is `shared / ranks + rest`, where this predictor's peaks are for `world_size` ranks; None if the rest
         alone does not fit.
         """
-        counts = []
+        counts, reserved_ratio = [], self.reserved_bytes / self.run_peak_bytes
         for peak in self._peaks:
-            shared_bytes = sum(peak.peak[name] for name in SHARED) * self._held_ratio
-            room_bytes = gpu.room_bytes - (peak.total_bytes * self._held_ratio - shared_bytes)
+            shared_bytes = sum(peak.peak[name] for name in SHARED) * reserved_ratio
+            room_bytes = gpu.room_bytes - (peak.total_bytes * reserved_ratio - shared_bytes)
             if room_bytes <= 0:
                 return None
             counts.append(ceil(shared_bytes * world_size / room_bytes))

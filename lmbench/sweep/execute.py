@@ -28,7 +28,7 @@ from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.local import LocalExecutor
-from lmbench.sweep.outcome import Launch, is_hopeless, last_lines, new_record
+from lmbench.sweep.outcome import Launch, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, as_json
 from lmbench.sweep.rows import Rows, SweepHalted
 
@@ -210,11 +210,10 @@ class Execution:
     def _bring_to_end(self, *jobs: Job) -> RunRecord:
         """Measure jobs, two of them in turns. Returns the record of the first."""
         try:
-            record = self.rows.earlier_record(jobs[0])
-            if record is not None:
-                return self._note_cache(jobs[0], record)
-            for job in jobs[1:]:
-                self.folder.clear(job, self.rows.progress.keep)
+            for job in jobs:
+                # Of two jobs that take turns neither has a record.
+                if (record := self.rows.earlier_record(job)) is not None:
+                    return self._note_cache(job, record)
             records = self._measure(jobs)
             crowded = next((record for record in records if _is_crowded(record, jobs[0].repeat)), None)
             if len(jobs) > 1 and crowded is not None:
@@ -243,8 +242,11 @@ class Execution:
     def _failure(self, job: Job) -> RunRecord | None:
         """The record of the cell's first repeat, if it ended in a way that this repeat would end, too."""
         path = self.folder.runs / Job(job.cell, 0).name
-        first = load_run(path, with_steps=False).record if job.repeat and is_run_folder(path) else None
-        return first if first is not None and is_hopeless(first) else None
+        if not job.repeat or not is_run_folder(path):
+            return None
+        first = load_run(path, with_steps=False).record
+        is_refused = first.outcome == "error" and first.exit_code == ExitCode.USAGE
+        return first if is_refused or first.outcome in ("oom", "timeout") else None
 
     def _measure(self, jobs: Sequence[Job]) -> list[RunRecord]:
         """Measure a job, or two jobs in turns."""

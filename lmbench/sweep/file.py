@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,28 @@ _SET_BY_SWEEP = {
     "measure.results_dir": "give --results_dir to the command",
     "measure.run_id": "leave it out: a run has the name of its cell",
 }
+
+
+def with_options(settings: Values, options: Options) -> Values:
+    """Nested settings in which options are set by their dotted names.
+
+    Arguments of a class go into its `init_args`. The name of a class alone, such as `model: my_module.MyModule`, stands
+    for the class without arguments; another value gives way to the settings below it.
+    """
+    tree: Values = copy.deepcopy(settings)
+    for name, value in options.items():
+        parts, node = name.split("."), tree
+        for group, following in itertools.pairwise(parts):
+            inner = node.get(group)
+            if isinstance(inner, str):
+                inner = {"class_path": inner}
+            elif not isinstance(inner, dict):
+                inner = {}
+            node[group] = inner
+            is_argument = "class_path" in inner and following not in ("class_path", "init_args")
+            node = inner.setdefault("init_args", {}) if is_argument else inner
+        node[parts[-1]] = value
+    return tree
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

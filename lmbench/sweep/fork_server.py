@@ -52,11 +52,6 @@ def end_with(fd: int) -> None:
     fcntl.fcntl(tie, fcntl.F_SETFL, fcntl.fcntl(tie, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every process whose own parent has ended (`man 2 prctl`), so that the sweep finds it."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 def import_everything() -> str:
     """Do once what every `lmbench fit` does first, and return the folder of lmbench."""
     cli = importlib.import_module("lmbench.cli")
@@ -196,6 +191,7 @@ def end_after(run: Callable[[], object]) -> NoReturn:
 if __name__ == "__main__":
     connection, tie_fd = Connection(int(sys.argv[1])), int(sys.argv[2])
     end_with(tie_fd)
-    adopt_orphans()
+    # Become the parent of every process whose own parent has ended (`man 2 prctl`), so that the sweep finds it.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     connection.send(import_everything())
     be_lmbench(serve(connection, tie_fd))

@@ -175,12 +175,13 @@ class LocalExecutor:
     """Servers by environment. The first server of each is for the current round, the others for later rounds.
 
     `mark` are environment variables that identify the sweep's processes. With `is_hasty` a round does not wait for the
-    servers of later rounds: they import during its measurements.
+    servers of later rounds: they import during its measurements. With `is_lasting` the current server serves all
+    rounds: imports are done once, and all forks share a hash seed and an address layout.
     """
 
-    def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None) -> None:
+    def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None, is_lasting: bool = False) -> None:
         self._mark = mark
-        self.is_hasty = False
+        self.is_hasty, self.is_lasting = False, is_lasting
         self._most_ahead = min(_MOST_AHEAD, (cores or len(os.sched_getaffinity(0))) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
         # How long the last server took to start, and the rounds that it served.
@@ -188,11 +189,13 @@ class LocalExecutor:
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
 
     def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
-        """End the previous round's servers.
+        """End the previous round's servers, unless they are lasting.
 
         With `is_hasty` they stay for some rounds if none were started ahead and new ones would take more than half of a
         round. Comparisons see that in the records.
         """
+        if self.is_lasting:
+            return
         is_ahead = all(len(servers) > 1 for servers in self._servers.values())
         is_dear = not is_ahead and self._start_s > _MOST_START * last_round_s
         self._rounds_served += 1
@@ -284,42 +287,18 @@ class LocalExecutor:
         evidence = f"the kernel's count of such ends rose by {kills}" if kills else None
         codes = [code for group in groups for code in group.codes or [-signal.SIGKILL] * len(group.pids)]
         codes += [-signal.SIGKILL] * (len(launches) - len(codes))
-        return [
-            End(code, by, launched_s, clock_s(), evidence, lost, cause, self._server_pid(launch))
-            for launch, code in zip(launches, codes, strict=True)
-        ]
-
-    def _server_pid(self, launch: Launch) -> int | None:
-        servers = self._servers[launch.environment.name]
-        return servers[0].process.pid if servers and not launch.launcher else None
+        ends = []
+        for launch, code in zip(launches, codes, strict=True):
+            servers = () if launch.launcher else self._servers[launch.environment.name]
+            server_pid = servers[0].process.pid if servers else None
+            ends.append(End(code, by, launched_s, clock_s(), evidence, lost, cause, server_pid))
+        return ends
 
     def close(self) -> None:
         """End all servers."""
         for servers in self._servers.values():
             while servers:
                 servers.popleft().close()
-
-
-class HeldExecutor(LocalExecutor):
-    """Keeps the servers of later rounds from one plan to the next, until `shut_down`.
-
-    With `is_lasting` the current server serves all rounds. Imports are done once, and all forks share a hash seed and
-    an address layout.
-    """
-
-    def __init__(self, mark: Mapping[str, str] = {}, is_lasting: bool = False) -> None:
-        super().__init__(mark)
-        self.is_lasting = is_lasting
-
-    def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
-        if not self.is_lasting:
-            super().begin_round(rounds_to_come, last_round_s)
-
-    def close(self) -> None:
-        """Keep the servers."""
-
-    def shut_down(self) -> None:
-        super().close()
 
 
 def _running(groups: Sequence[_Group]) -> list[_Group]:

@@ -108,12 +108,6 @@ def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
     return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=argv, replay_command=replay)
 
 
-def is_hopeless(record: RunRecord) -> bool:
-    """Whether other repeats of the same cell would end in the same way."""
-    is_refused = record.outcome == "error" and record.exit_code == ExitCode.USAGE
-    return is_refused or record.outcome in ("oom", "timeout")
-
-
 #: The outcome and the kind of error of a process that left no record, by its exit code.
 _BY_CODE: dict[int, tuple[str, str]] = {
     ExitCode.OK: ("error", "NoResult"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
+from lmbench.configs import find_shipped, read_yaml, shipped_configs
 from lmbench.errors import UsageError
 from lmbench.files import short_digest
 from lmbench.fit_options import option_words
@@ -164,16 +164,6 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
             raise UsageError(f"{problem} is no configuration: it holds no mapping")
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
     return Plan(name, file, _cells(file, contents), configs, contents, rounds, chosen is not None)
-
-
-def find_sweep(study: str) -> Path:
-    """The path of a sweep's file, given as a path, or as a shipped study's name or its `configs/sweeps/NAME.yaml`.
-
-    Raises:
-        UsageError: there is neither such a file nor such a study.
-    """
-    problem = f"sweep {study!r} is no file, no sweep's folder and no study"
-    return find_shipped(study, shipped_studies(), "sweeps", problem)
 
 
 def axes_of(points: Iterable[Options]) -> list[str]:

@@ -62,23 +62,21 @@ class Rows:
         if record.wandb is not None:
             self.filings.append(record.wandb)
 
-    def earlier_record(self, job: Job) -> RunRecord | None:
+    def earlier_record(self, job: Job, is_running: bool = False) -> RunRecord | None:
         """The record of an earlier start's run, which is counted, or None if the run has to be repeated.
 
-        In that case its remains are removed.
+        In that case its remains are removed, unless a task is running that may write them.
         """
-        if (record := self.folder.final_record(job)) is None:
-            self.folder.clear(job, self.progress.keep)
-        else:
-            self.count_earlier(job, record)
-        return record
-
-    def count_earlier(self, job: Job, record: RunRecord) -> None:
-        """Count a run of an earlier start."""
+        record = self.folder.final_record(job)
+        if record is None:
+            if not is_running:
+                self.folder.clear(job, self.progress.keep)
+            return None
         if record.sweep is None:
             # The sweep was killed before it closed the record.
             self.write(job, record)
         self.progress.count_earlier(record)
+        return record
 
     def close(
         self, job: Job, words: list[str], end: End, started_at: str | None = None, cost_fraction: float = 1.0

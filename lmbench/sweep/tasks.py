@@ -117,11 +117,7 @@ class TaskExecution:
         running_rounds = {*alive.values()}
         self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in running_rounds])
         for job in self._plan.jobs():
-            if job.repeat not in running_rounds:
-                record = self.rows.earlier_record(job)
-            elif (record := self._folder.final_record(job)) is not None:
-                self.rows.count_earlier(job, record)
-            if record is None:
+            if self.rows.earlier_record(job, job.repeat in running_rounds) is None:
                 self._open[job.name] = job
         self._folder.close()
         if missing := sorted({job.repeat for job in self._open.values()} - running_rounds):
@@ -245,7 +241,7 @@ def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
             a run of the same cell and repeat; or the runs cannot be copied.
     """
     # The other folder has rounds that are not measured here, as `--rounds` says.
-    names = {job.name for repeat in {*range(plan.file.repeats), *plan.chosen} for job in plan.round(repeat)}
+    names = {job.name for repeat in range(plan.file.repeats) for job in plan.round(repeat)}
     runs = [run for run in sorted((other / RUNS_FOLDER).glob("*")) if is_run_folder(run)]
     if not runs:
         raise UsageError(f"--merge {other}: there are no runs in {other / RUNS_FOLDER}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,15 +9,14 @@ from pathlib import Path
 
 import yaml
 
+from lmbench.configs import find_config, read_yaml
 from lmbench.convergence.judgement import Judgement
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_whole
 from lmbench.records.statistics import geometric_mean
-from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, duration, gib, percent_short, times
-from lmbench.sweep.file import CONFIG, Options, sweep_from
-from lmbench.sweep.plan import make_plan
+from lmbench.sweep.file import CONFIG, Options, with_options
 from lmbench.tune.search import SEEDS, Candidate, Change, Goal, Spread, peak_of, spread_of
 
 
@@ -62,24 +60,9 @@ def tuned_config(options: Options) -> str:
         UsageError: there is no such configuration.
     """
     changes = dict(options)
-    config = str(changes.pop(CONFIG))
-    contents = make_plan("tuned", sweep_from({"base": {CONFIG: config}, "include": [{}]})).contents
-    tree: Values = copy.deepcopy(masked_whole(dict(contents[config])))
-    for name, value in changes.items():
-        *groups, last = name.split(".")
-        node = tree
-        for group in groups:
-            inner = node.get(group)
-            if isinstance(inner, str):
-                # The name of a class stands for the class without arguments.
-                inner = {"class_path": inner}
-            elif not isinstance(inner, dict):
-                inner = {}
-            node[group] = inner
-            has_arguments = "class_path" in inner and last != "class_path"
-            node = inner.setdefault("init_args", {}) if has_arguments else inner
-        node[last] = value
-    return yaml.safe_dump(tree, sort_keys=False)
+    path = find_config(str(changes.pop(CONFIG)))
+    settings = masked_whole(read_yaml(path, str(path))[1])
+    return yaml.safe_dump(with_options(settings, changes), sort_keys=False)
 
 
 def use_line(path: Path) -> Line:

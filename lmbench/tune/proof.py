@@ -68,5 +68,5 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
             ),
             use_line(path),
         ]
-    caption = f"the fastest of {plan.tried:,} recipes that fit {plan.gpu.name} by prediction, in this order"
+    caption = f"each the best that fits {plan.gpu.name}, of {plan.tried:,} recipes, by blocks and the steps above it"
     return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])

@@ -97,14 +97,6 @@ def with_arguments(tree: Any) -> Any:
     return {**settings, **arguments} if isinstance(arguments, Mapping) else settings
 
 
-def _value(settings: Values, name: str) -> Any:
-    """The value of an option in settings, by its dotted name. Raises KeyError for an option that they lack."""
-    value = value_at(settings, name, _LACKING)
-    if value is _LACKING:
-        raise KeyError(name)
-    return value
-
-
 def applicable(axes: Sequence[Axis], settings: Values, has_gpu: bool = True) -> list[Axis]:
     """The axes with those values that a configuration has options for, that differ from its own, and that do not widen
     its precision. Axes without such a value are left out.
@@ -124,22 +116,21 @@ def applicable(axes: Sequence[Axis], settings: Values, has_gpu: bool = True) -> 
 
 def _values(axis: Axis, settings: Values) -> list[Options]:
     values = list(axis.values)
-    try:
-        if axis.name == MICRO_BATCH and not values:
-            batch_size = _value(settings, BATCH)
-            # A loader of the user's own decides its batches.
-            values = micro_batches(batch_size, _value(settings, ACCUMULATION)) if batch_size else []
-        if axis.name == "trainer.strategy" and _value(settings, _DEVICES) in (1, "1", "auto"):
-            return []
-        differing = [value for value in values if any(_value(settings, name) != value[name] for name in value)]
-        return [value for value in differing if not _widens(settings, value)]
-    except KeyError:
+    if axis.name == MICRO_BATCH and not values:
+        batch_size = value_at(settings, BATCH)
+        # A loader of the user's own decides its batches.
+        values = micro_batches(batch_size, value_at(settings, ACCUMULATION)) if batch_size else []
+    if axis.name == "trainer.strategy" and value_at(settings, _DEVICES) in (1, "1", "auto"):
         return []
+    if any(value_at(settings, name, _LACKING) is _LACKING for value in values for name in value):
+        return []
+    differing = [value for value in values if any(value_at(settings, name) != value[name] for name in value)]
+    return [value for value in differing if not _widens(settings, value)]
 
 
 def _widens(settings: Values, value: Options) -> bool:
     """Whether a value computes products in a wider dtype than the configuration does."""
-    names = [str(precision or "32-true") for precision in (_value(settings, _PRECISION), value.get(_PRECISION))]
+    names = [str(precision or "32-true") for precision in (value_at(settings, _PRECISION), value.get(_PRECISION))]
     before, after = (precision.compute_bytes if (precision := find_precision(name)) else 0 for name in names)
     return _PRECISION in value and after > before
 

@@ -1,28 +1,26 @@
-"""Plans for the memory of a GPU, measured on it, beside a sweep over the same axes:
+"""Plans for the memory of a GPU, proven on it, beside a sweep over the same axes:
 
-    PYTHONPATH=tests/support python tests/experiments/memory_plans.py FOLDER SECONDS MODEL...
+    for model in large 2.7b llama gpt2 own; do
+        PYTHONPATH=tests/support python tests/experiments/memory_plans.py FOLDER SECONDS $model &
+    done; wait
 
-MODEL is large, 2.7b, llama, gpt2, own, or tiny, which tries this file without a GPU.
-Writes FOLDER/plans.csv and FOLDER/sweep.csv; SECONDS of device time a model.
-On an idle machine a plan takes about a minute of one core, and a model about four minutes of a GPU.
+SECONDS of device time a model; `tiny` tries this file without a GPU. Writes FOLDER/MODEL/plans.csv and sweep.csv, and
+goes on with what is in the folder. Only one of the processes measures at a time, while the others plan.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
-from msgspec.structs import replace
 
-from lmbench.campaign.planning import few_blocks
+from lmbench.campaign.planning import prove
 from lmbench.campaign.tuning import Stages
-from lmbench.fit_options import option_words
-from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, ask, gpu_for
-from lmbench.memory.plan import MemoryPlan, PlanRequest, predicted_peak, recipes_of, times_of
+from lmbench.memory.forecast import TargetGpu, gpu_for
+from lmbench.memory.plan import predicted_peak, recipes_of
 from lmbench.tune.search import goal_of
 
 LLAMA = {
@@ -47,13 +45,22 @@ RUN = {"measure.warmup_steps": 3, "measure.steps": 6, "measure.min_window_s": 1.
 GIB = 2**30
 
 
+class Alone(Stages):
+    """Stages of which only one measures at a time, of all processes of the folder."""
+
+    def measure(self, *args, **kwargs):
+        with (self.path.parent / "gpu.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return super().measure(*args, **kwargs)
+
+
 def stages_of(folder, name, seconds):
     options = dict(MODELS[name][0])
     if "model.config" in options:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(options["model.config"]))
         options["model.config"] = str(path)
-    return Stages(folder / name, {**RUN, **options}, goal_of("peak"), seconds, None)
+    return Alone(folder / name, {**RUN, **options}, goal_of("peak"), seconds, None)
 
 
 def grid(plan, gpu):
@@ -79,71 +86,30 @@ def row_of(run):
     }  # fmt: skip
 
 
-def measured(stage, name, points):
-    """The rows of points that were run, by the points' names."""
-    runs = zip(points, stage.measure(name, stage.base, points, 1.0), strict=True)
-    return {point: row_of(run[0]) for point, run in runs if run}
-
-
-def bests_of(stage, name, gpu, times, chains):
-    """The plan's best point for each budget, by the times of blocks; several budgets are planned at a time."""
-
-    def best(budget):
-        target = replace(gpu, total_bytes=budget * GIB + CONTEXT_BYTES)
-        return planned(stage, PlanRequest(target, times, chains)).best
-
-    budgets = MODELS[name][1]
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(budgets, pool.map(best, budgets), strict=True))
-
-
-def planned(stage, request):
-    return ask(option_words(stage.base), request, MemoryPlan, lambda _: None)
-
-
-def row_of_plan(name, budget, best, proven, swept):
-    fitting = [
-        row["step_s"] for row in swept if row["outcome"] == "ok" and row["reserved_gib"] <= budget
-    ]  # fmt: skip
-    return {
-        "model": name, "budget_gib": budget,
-        "plan": best and f"batch {best.recipe.batch_size}, {best.recipe.words}",
-        "predicted_gib": best and best.peak_bytes / GIB, "predicted_step_s": best and best.work,
-        **(proven.get(str(best.recipe), {}) if best else {}), "fastest_swept_s": min(fitting, default=None),
-    }  # fmt: skip
-
-
-def main(folder, seconds, names):
+def main(folder, seconds, name):
     folder.mkdir(parents=True, exist_ok=True)
-    gpu = gpu_for(None) or TargetGpu("no GPU", 80 * GIB, 0)
-    stages = {name: stages_of(folder, name, seconds) for name in names}
-    rows, swept = [], []
-    # The processor plans while the GPU measures: other models, or the grid of the same.
-    with ThreadPoolExecutor() as pool, ExitStack() as begun:
-        first = {name: pool.submit(planned, stages[name], PlanRequest(gpu, checks=0)) for name in names}
-        bests = {}
-        for name, stage in stages.items():
-            if refusal := first[name].exception():
-                print(f"{name}: {refusal}", flush=True)
-                continue
-            begun.enter_context(stage.begun(trusts=True))
-            plan = first[name].result()
-            measured(stage, "blocks", few_blocks(plan))
-            bests[name] = pool.submit(bests_of, stage, name, gpu, times_of(stage.path), plan.chains)
-        for name, best in bests.items():
-            stage, found = stages[name], best.result()
-            # One recipe may be the best for several budgets.
-            proven = measured(stage, "plans", {str(point.recipe): point.options for point in found.values() if point})
-            # Written before the sweep too, which may be cut off.
-            for is_swept in (False, True):
-                grid_rows = measured(stage, "grid", grid(first[name].result(), gpu)) if is_swept else {}
-                own = [{"model": name, "recipe": recipe, **row} for recipe, row in grid_rows.items()]
-                now = [row_of_plan(name, budget, point, proven, own) for budget, point in found.items()]
-                pd.DataFrame([*rows, *now]).to_csv(folder / "plans.csv", index=False)
-                pd.DataFrame([*swept, *own]).to_csv(folder / "sweep.csv", index=False)
-            rows, swept = [*rows, *now], [*swept, *own]
-            print(pd.DataFrame(now).to_string(), flush=True)
+    stages, rows = stages_of(folder, name, seconds), []
+    for budget in MODELS[name][1]:
+        stages.most_bytes = budget * GIB
+        plan, proven = prove(stages, trusts=True)
+        for point in proven:
+            rows.append({
+                "model": name, "budget_gib": budget,
+                "recipe": f"batch {point.point.recipe.batch_size}, {point.point.recipe.words}",
+                "predicted_gib": point.point.peak_bytes / GIB, "predicted_step_s": point.point.work,
+                **row_of(point.run), "is_answer": point.is_answer,
+            })  # fmt: skip
+        pd.DataFrame(rows).to_csv(stages.path / "plans.csv", index=False)
+    points = grid(plan, gpu_for(None) or TargetGpu("no GPU", 80 * GIB, 0))
+    with stages.begun(trusts=True):
+        runs = zip(points, stages.measure("grid", stages.base, points, 1.0), strict=True)
+        swept = pd.DataFrame({"model": name, "recipe": recipe, **row_of(run[0])} for recipe, run in runs if run)
+    swept.to_csv(stages.path / "sweep.csv", index=False)
+    for budget in MODELS[name][1]:
+        fitting = swept[(swept["outcome"] == "ok") & (swept["reserved_gib"] <= budget)]
+        print(f"{name}, {budget} GiB: the fastest that was swept takes {fitting['step_s'].min():.4f} s")
+    print(pd.DataFrame(rows).to_string())
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute(), float(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]).absolute(), float(sys.argv[2]), sys.argv[3])

@@ -111,7 +111,7 @@ def judge(change, effect, folder, seed=0, servers=Forks, budget="10m"):
     with (
         mock.patch("lmbench.campaign.trainings.MOST_STEPS", STEPS),
         mock.patch("secrets.randbits", return_value=seed),
-        mock.patch("lmbench.campaign.judging.HeldExecutor", return_value=servers(effect, seed)),
+        mock.patch("lmbench.campaign.judging.LocalExecutor", return_value=servers(effect, seed)),
         redirect_stdout(out),
         redirect_stderr(err),
     ):

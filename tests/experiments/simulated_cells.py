@@ -45,8 +45,6 @@ class SimulatedServers:
     def close(self):
         """Nothing runs."""
 
-    shut_down = close
-
     def run(self, launches, timeout_s, tick):
         return [self.run_one(launch) for launch in launches]
 

@@ -144,15 +144,11 @@ STATE = (("_init_group", f"{PACKAGES}/torch/optim/adam.py", 8), ("train", USER, 
 
 
 @pytest.mark.parametrize(
-    ("in_forward_mib", "state_mib", "phase", "start", "end"),
-    [
-        (40, 10, "forward", "computing blocks again", "or a smaller batch accumulated"),
-        (1, 99, "forward", "an optimizer with less state", "over several ranks"),
-        (1, 99, "optimizer", "an optimizer with less state", "a smaller batch changes nothing"),
-    ],
+    ("in_forward_mib", "state_mib", "phase", "remedy"),
+    [(40, 10, "forward", "computing blocks again"), (1, 99, "optimizer", "an optimizer with less state")],
 )
 def test_the_device_that_ran_out_is_shown_with_what_it_refused_and_what_unwinding_freed(
-    in_forward_mib, state_mib, phase, start, end, tmp_path
+    in_forward_mib, state_mib, phase, remedy, tmp_path
 ):
     other, memory = Allocator(), Allocator(device=1)
     other.alloc(MIB)
@@ -168,8 +164,7 @@ def test_the_device_that_ran_out_is_shown_with_what_it_refused_and_what_unwindin
     assert (refused.requested_bytes, refused.device_free_bytes) == (8 * MIB, 3 * MIB)
     assert refused.allocated_bytes == (in_forward_mib + state_mib) * MIB
     headline = {line.label: line.text for line in history_answer(findings).headline}
-    assert headline["do"].startswith(start)
-    assert headline["do"].endswith(end)
+    assert headline["do"].startswith(remedy)
     assert headline["refused"].startswith(f"8.0 MiB more in {phase}, at {USER}:21 ")
 
 

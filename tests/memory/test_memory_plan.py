@@ -21,6 +21,7 @@ from lmbench.memory.plan import (
     BlockTime,
     Chain,
     ChainFacts,
+    MeasuredStep,
     MemoryPlan,
     PlanPoint,
     PlanRequest,
@@ -91,10 +92,10 @@ def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
 
 # by formulas
 
-FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, adding_work=3)
+FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105)
 BLOCKS = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 33, 8)}
 #: Ten blocks whose activations are 30 bytes, or 2 where they are computed again, and whose gradients are 10.
-CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40})
+CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40, "adding": 3})
 
 
 @pytest.mark.parametrize(
@@ -174,11 +175,30 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
     measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
     blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
-    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1})
+    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1, "adding": 3})
     (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])
     for treatment, first, group, is_nested, step_s in measured["steps"]:
         recipe = Recipe(16, 1, treatment, first, group, is_nested)
         assert predicted_work(chain, recipe) == pytest.approx(step_s, rel=0.015), recipe
+
+
+def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_recipes():
+    """As where the host sets the step, which no time of few blocks has."""
+    fewer, more = FEW_BLOCKS
+    blocks_s = {("none", more): 6, ("none", fewer): 3, ("matmuls", fewer): 3.1, ("inputs", fewer): 4}
+    times = [BlockTime(*kind, 4, False, step_s, 1, 0) for kind, step_s in blocks_s.items()]
+    chain = replace(CHAIN, blocks={**BLOCKS, "matmuls": BlockFacts(30, 3, 3, 33, 7)})
+
+    def points(**seen):
+        request = PlanRequest(TargetGpu("a budget", 2**30, 0), times, [chain], **seen, checks=0)
+        return {point.recipe: point for point in in_fork(make_plan, OWN, request, Prediction).points}
+
+    first = points()
+    assert {recipe.treatment for recipe in first} == {"none", "matmuls"}
+    step = MeasuredStep(Recipe(4, 1, "matmuls", 7), 20, 330, 660)
+    learned = points(steps=[step])
+    assert {recipe.treatment for recipe in learned} == {"none", "inputs"}
+    assert step.recipe not in points(failed=[step.recipe])
 
 
 def points_of(recipes):

@@ -12,7 +12,8 @@ from torch import nn
 
 from lmbench.cli import main
 from lmbench.memory import plan
-from lmbench.memory.plan import Chain, ChainFacts, MemoryPlan, PlanPoint, Recipe, explain
+from lmbench.memory.answer import shortage_answer
+from lmbench.memory.plan import Chain, ChainFacts, MemoryPlan, PlanPoint, Recipe
 from lmbench.memory.recording import held_by
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import as_dict
@@ -25,13 +26,18 @@ GIB = 2**30
 REFUSED = RefusedAllocation("forward", 2 * GIB, 137 * GIB, 138 * GIB, GIB // 2, 4 * GIB, 4 * GIB, 8 * GIB, 121 * GIB)
 
 
-def out_of_memory(folder, **changes):
-    """Write the folder of a run on an H200, in float32 with naive attention, that was refused 2 GiB."""
+def out_of_memory(folder, config="{}", **changes):
+    """Write a run on an H200 that was refused 2 GiB to `run` in a folder; returns the answer about it."""
+    folder = folder / "run"
     memory = {"device_total_bytes": 140 * GIB, "refused": as_dict(REFUSED)}
-    settings = {"data.batch_size": 96, "model.attention": "naive"}
-    make_run(folder, settings, {**ended("oom", "forward"), "memory": memory, **changes})
-    (folder / "config.yaml").write_text("{}")
-    return load_run(folder).record
+    make_run(folder, {}, {**ended("oom", "forward"), "memory": memory, **changes})
+    (folder / "config.yaml").write_text(config)
+    return shortage_answer(load_run(folder).record, folder / "config.yaml")
+
+
+def reason_of(answer):
+    assert answer.headline[-1].label == "no plan"
+    return answer.figures["shortage"]["reason"]
 
 
 BEST = PlanPoint(
@@ -58,19 +64,16 @@ def test_a_run_that_cannot_be_planned_has_a_reason(tmp_path, monkeypatch):
         raise ProcessFailed("killed")
 
     monkeypatch.setattr(plan, "ask_plan", refuses)
-    assert explain(out_of_memory(tmp_path / "run"), tmp_path / "run").reason == "killed"
+    assert reason_of(out_of_memory(tmp_path)) == "killed"
 
 
 def test_a_run_whose_configuration_may_run_code_is_not_planned(tmp_path):
-    run = out_of_memory(tmp_path / "run")
-    (tmp_path / "run" / "config.yaml").write_text("model: {attention: 'evil:attend'}")
-    shortage = explain(run, tmp_path / "run")
-    assert shortage.reason.startswith("model.attention may run code; if you trust it: lmbench memory --config")
-    assert shortage.plan is None
+    reason = reason_of(out_of_memory(tmp_path, "model: {attention: 'evil:attend'}"))
+    assert reason.startswith("model.attention may run code; if you trust it: lmbench memory --config")
 
 
 def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, capsys):
-    out_of_memory(tmp_path / "run")
+    out_of_memory(tmp_path)
     write_recording(tmp_path / "run", planted_run())
     assert main(["memory", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
@@ -88,9 +91,7 @@ def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, capsy
 
 def test_a_lack_of_host_memory_is_not_explained_by_the_device(tmp_path):
     error = {"kind": "OutOfMemoryKill", "message": "the kernel ended it", "where": "host"}
-    run = out_of_memory(tmp_path / "run", error=error)
-    run.memory.refused = None
-    assert "host" in explain(run, tmp_path / "run").reason
+    assert "host" in reason_of(out_of_memory(tmp_path, error=error))
 
 
 def test_memory_of_a_module_is_counted_by_storage():

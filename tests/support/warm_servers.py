@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from lmbench.sweep.local import HeldExecutor
+from lmbench.sweep.local import LocalExecutor
+
+
+class WarmServers(LocalExecutor):
+    """Servers that the end of a sweep leaves running."""
+
+    def close(self):
+        """Keep the servers."""
 
 
 @contextmanager
 def warm_servers():
-    servers = HeldExecutor(is_lasting=True)
+    servers = WarmServers(is_lasting=True)
     try:
         yield servers
     finally:
-        servers.shut_down()
+        LocalExecutor.close(servers)

@@ -118,13 +118,6 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
 
 
-def test_trials_that_the_search_has_no_time_for_get_that_of_finals_which_nothing_needs(tune, monkeypatch):
-    monkeypatch.setattr("lmbench.campaign.tuning._SEARCH", 0.0)
-    space = "only: true\naxes: {model.delay_ms: [54, 12]}\n"
-    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=late")
-    assert (code, answer["options"]) == (0, {"model.delay_ms": 12}), err
-
-
 def test_a_configuration_above_the_memory_that_is_allowed_is_no_answer(tuned, tune):
     space = "only: true\naxes: {model.breaks: [true]}\n"
     code, answer, _ = tune(space, "given.yaml", *WORDS, "--at_most=1MiB")
@@ -151,25 +144,15 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     assert "tune: left out: model.dealy_ms: this configuration has no such option, or the value already" in err
 
 
-DAMAGES = [
-    ("predicted_bytes.json", '{"as given": "x"}', "Expected int"),
-    ("predicted_bytes.json", None, "it is no regular file"),
-    ("tuned.yaml", None, "cannot be written"),
-]
-
-
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
     words, folder = ("given.yaml", *WORDS, "--name=copy"), Path("results/copy")
     shutil.copytree(TUNED, folder)
     code, _, err = tune(SPACE, *words)
     assert (code, "was not begun here by you" in err) == (2, True)
-    for name, text, message in DAMAGES:
-        shutil.rmtree(folder)
-        shutil.copytree(TUNED, folder)
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir() if text is None else (folder / name).write_text(text)
-        code, _, err = tune(SPACE, *words, "--trust")
-        assert (code, message in err.splitlines()[-1]) == (2, True), err
+    (folder / "tuned.yaml").unlink()
+    (folder / "tuned.yaml").mkdir()
+    code, _, err = tune(SPACE, *words, "--trust")
+    assert (code, "cannot be written" in err.splitlines()[-1]) == (2, True), err
 
 
 #: An operator of one's own without a version for fake tensors.
@@ -230,8 +213,8 @@ trainer: {accelerator: cpu}
 
 def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
     blocks = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 5, -20)}
-    work = {"rest": 50, "forward": 0, "none": 30, "inputs": 40}
-    chain = Chain(2, False, 6, ChainFacts(*[0.0] * 7, adding_work=3), blocks, work)
+    work = {"rest": 50, "forward": 0, "none": 30, "inputs": 40, "adding": 3}
+    chain = Chain(2, False, 6, ChainFacts(*[0.0] * 7), blocks, work)
 
     def plan_for(words, request):
         """A plan as its process makes it, for a chain that is known."""
@@ -258,5 +241,8 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     tuned = yaml.safe_load(Path("results/tune-own/tuned.yaml").read_text())
     recomputed = {"nothing": None, "all blocks": {"keep": "inputs"}}
     assert tuned["trainer"]["recompute"] == recomputed[best["recomputed"]]
+    monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
+    code, _, err = tune(SPACE, "own.yaml", *words)
+    assert (code, "there are no times of blocks" in err.splitlines()[-1]) == (2, True)
     code, _, err = tune(SPACE, "own.yaml", words[0], "--name=nowhere")
     assert (code, "--for memory needs a GPU" in err) == (2, True)
