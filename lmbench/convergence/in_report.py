@@ -26,7 +26,7 @@ from lmbench.report.answer import Cell, Chart, listed
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
 from lmbench.report.frame import Frame
-from lmbench.report.units import SECONDS, TIMES, UNITS, WORDS, Unit, change_percent
+from lmbench.report.units import LOSS, SECONDS, TIMES, WORDS, Unit, change_percent
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: The most points of a curve on a page: more of them cannot be seen.
@@ -100,7 +100,7 @@ COLUMNS: tuple[Quantity, ...] = tuple(
     Quantity(name, title, read, unit, None)
     for name, title, read, unit in (
         ("trains_alike", f"trains like {BASELINE}", _follows, WORDS),
-        ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
+        ("tail_loss", "loss, last quarter", _tail_loss, LOSS),
         ("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT),
         ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("{:.2g}".format, "± nat")),
         (

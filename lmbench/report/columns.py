@@ -19,8 +19,9 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
+from lmbench.records.field import Over
 from lmbench.records.load import StoredRun, read_steps
-from lmbench.records.schema import fields, value_at
+from lmbench.records.schema import SchemaField, fields, value_at
 from lmbench.records.statistics import holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
@@ -29,7 +30,7 @@ from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, Column, text_of
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit, signed, unit_of
+from lmbench.report.units import GIB, MS, PERCENT, SECONDS, TIMES, Unit, signed, unit_of
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
@@ -41,8 +42,7 @@ _ROOMS = "rooms."
 CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
 NAT = Unit(signed, "nat")
-#: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
-_REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+_REDUCTIONS: Mapping[Over, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
 }  # fmt: skip
 
@@ -52,7 +52,7 @@ class Quantity:
     """A quantity of cells, which a column of a table or an axis of a chart shows.
 
     `name` is its name in views and CSV and ends in its SI unit; `title` is its heading without the unit. `expression`
-    is a number of a run, which `over` (a key of _REDUCTIONS) combines over the ok runs of a cell. If `over` is None,
+    is a number of a run, which `over` combines over the ok runs of a cell. If `over` is None,
     `expression` is a function of the frame and a cell that returns a number, a Cell or None.
     """
 
@@ -60,7 +60,7 @@ class Quantity:
     title: str
     expression: Any
     unit: Unit
-    over: str | None = "mean"
+    over: Over | None = "mean"
 
     @property
     def is_process_mean(self) -> bool:
@@ -151,10 +151,22 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
+def _column_of(field: SchemaField, name: str = "", title: str = "") -> Quantity:
+    """The column of a field, by default under its dotted name and the schema's title."""
+    # Name the phase or the end of the window (open, close) where the title does not.
+    parts = zip_longest(field.name.split("."), field.pattern.split("."))
+    varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
+    title = title or " ".join([*varying, field.title])
+    return Quantity(name or field.name, title, field.name, unit_of(field.unit), field.about.over)
+
+
 MEASURED: tuple[Quantity, ...] = (
     *(
-        Quantity(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
+        _column_of(fields("run")[row["field"]], row["name"], row["title"])
         for row in csv.DictReader(shipped("columns.csv").splitlines())
+    ),
+    Quantity(
+        "forward_backward_s", "forward + backward", "phases.forward.mean_s + phases.backward.mean_s", MS,
     ),
     # The share of the step spent in phases in which the device waited for the host, by the lag probes.
     Quantity("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT),
@@ -171,7 +183,7 @@ STEP = MEASURED[0]
 # against the baseline
 
 
-def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
+def _ratio(frame: Frame, expression: str, cell: int, base: int, over: Over = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
     None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. `over`
@@ -285,7 +297,4 @@ def schema_column(name: str) -> Quantity | None:
         return None
     if not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
-    # Name the phase or the end of the window (open, close) where the title does not.
-    parts = zip_longest(name.split("."), field.pattern.split("."))
-    varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Quantity(name, " ".join([*varying, field.title]), name, unit_of(field.unit), field.about.over)
+    return _column_of(field)
