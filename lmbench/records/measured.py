@@ -172,7 +172,7 @@ class PhaseSummary:
     p95_s: Seconds = lower("95th percentile of the time of <phase>; null below 20 steps.")
     p99_s: Seconds = lower("99th percentile of the time of <phase>; null below 100 steps.")
     max_s: Seconds = lower("Longest time of <phase>.", over="max")
-    cv_fraction: Fraction = lower("Coefficient of variation: standard deviation divided by the mean.")
+    cv_fraction: Fraction = lower("Coefficient of variation: standard deviation divided by the mean.", "CV")
     median_low_s: Seconds = about(
         "Lower end of a confidence interval for the median within this run, from order statistics; null below 6 steps."
     )

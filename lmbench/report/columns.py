@@ -151,18 +151,18 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
-def _column_of(field: SchemaField, name: str = "", title: str = "") -> Quantity:
-    """The column of a field, by default under its dotted name and the schema's title."""
+def _column_of(field: SchemaField, name: str = "") -> Quantity:
+    """The column of a field, by default under its dotted name."""
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(field.name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    title = title or " ".join([*varying, field.title])
+    title = " ".join([*varying, field.title])
     return Quantity(name or field.name, title, field.name, unit_of(field.unit), field.about.over)
 
 
 MEASURED: tuple[Quantity, ...] = (
     *(
-        _column_of(fields("run")[row["field"]], row["name"], row["title"])
+        _column_of(fields("run")[row["field"]], row["name"])
         for row in csv.DictReader(shipped("columns.csv").splitlines())
     ),
     Quantity(

@@ -31,8 +31,6 @@ _USUAL: Facts = {
     "attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": "none"
 }  # fmt: skip
 _MOST_BYTES = 2**24
-#: A table has a column for each GPU.
-_MOST_GPUS = 100
 #: No time, rate or size of a report is larger.
 _LARGEST = 1e15
 
@@ -117,8 +115,6 @@ def _report(name: str) -> list[_Figure]:
         raise UsageError(f"--reference {name}: {error}") from None
     except csv.Error as error:
         raise UsageError(f"--reference {name}: {error}; {advice}") from None
-    if (count := len({figure.label for figure in figures})) > _MOST_GPUS:
-        raise UsageError(f"--reference {name} has {count:,} GPUs; give the rows of at most {_MOST_GPUS}")
     return figures
 
 
