@@ -19,7 +19,7 @@ from lmbench.records.vocabulary import SPANS, Span
 
 Better = Literal["up", "down"]
 #: How the numbers of several runs become one. Rates are averaged harmonically, to agree with the mean step time.
-Over = Literal["mean", "harmonic", "max", "min", "sum"]
+Over = Literal["mean", "harmonic mean", "max", "min", "sum"]
 T = TypeVar("T")
 
 Text: TypeAlias = str | None

@@ -202,25 +202,25 @@ class Throughput:
     """Throughput: rates of the window."""
 
     tokens_per_s: TokensPerSecond = higher(
-        "Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s", over="harmonic"
+        "Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s", over="harmonic mean"
     )
     model_flops_per_s: FlopsPerSecond = higher(
-        "Model FLOPs per second: tokens per second times `flops.per_token_flops`.", over="harmonic"
+        "Model FLOPs per second: tokens per second times `flops.per_token_flops`.", over="harmonic mean"
     )
     mfu_fraction: Fraction = higher(
         "Model FLOPs utilization: model FLOP/s of one device divided by its peak, with attention counted in full.",
         "MFU",
-        over="harmonic",
+        over="harmonic mean",
     )
     mfu_causal_fraction: Fraction = higher(
         "Model FLOPs utilization with causal attention counted half, since half of its products need not be computed.",
         "causal MFU",
-        over="harmonic",
+        over="harmonic mean",
     )
     hfu_fraction: Fraction = higher(
         "Hardware FLOPs utilization: like MFU, but including the FLOPs that activation checkpointing computes again.",
         "HFU",
-        over="harmonic",
+        over="harmonic mean",
     )
     mfu_reason: Text = about("Why there is no MFU; null where there is one.")
     joules_per_token: Annotated[float | None, "J/token"] = lower(

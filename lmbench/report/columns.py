@@ -28,7 +28,7 @@ from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report import shipped
-from lmbench.report.answer import Cell, Column, text_of
+from lmbench.report.answer import Cell, Column, listed, text_of
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import GIB, MS, PERCENT, SECONDS, TIMES, Unit, signed, unit_of
 
@@ -43,7 +43,7 @@ CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
 NAT = Unit(signed, "nat")
 _REDUCTIONS: Mapping[Over, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
+    "mean": statistics.fmean, "harmonic mean": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class Quantity:
     @property
     def is_process_mean(self) -> bool:
         """Whether the value is a mean over processes, which has an interval between them."""
-        return self.over in ("mean", "harmonic")
+        return self.over in ("mean", "harmonic mean")
 
     @property
     def has_spread(self) -> bool:
@@ -75,10 +75,9 @@ class Quantity:
     @property
     def meaning(self) -> str:
         """The title with the unit that it is shown in, and the numbers of runs that it comes from."""
-        words = [self.unit.word, f"{self.over} over the processes" if self.over else ""]
-        if isinstance(self.expression, str):
-            words.append(f"of `{self.expression}`")
-        origin, title = ", ".join(filter(None, words)), self.title.replace(BASELINE, "the baseline")
+        field = isinstance(self.expression, str) and f"of `{self.expression}`"
+        origin = listed(self.unit.word, self.over and f"{self.over} over the processes", field)
+        title = self.title.replace(BASELINE, "the baseline")
         return f"{title} ({origin})" if origin else title
 
     @property
@@ -205,7 +204,7 @@ def _against(read: Callable[[Frame, int, int], Any]) -> Read:
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:
     """The ratio of tokens/s, since steps may differ in size; of step times where no tokens are counted."""
-    return _ratio(frame, "throughput.tokens_per_s", cell, base, "harmonic") or _ratio(
+    return _ratio(frame, "throughput.tokens_per_s", cell, base, "harmonic mean") or _ratio(
         frame, STEP.expression, base, cell
     )
 
@@ -260,18 +259,15 @@ def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
             yield step
 
 
-RELATIVE = tuple(
-    Quantity(name, title, _against(read), unit, None)
-    for name, title, read, unit in (
-        ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
-        ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
-        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, CHANGE),
-        ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),
-        (
-            "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
-            _difference("warmup.gradient_norm", is_relative=True), CHANGE,
-        ),
-    )
+RELATIVE = (
+    Quantity("speedup", f"speed-up vs {BASELINE}", _against(_speedup), TIMES, None),
+    Quantity("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _against(_efficiency), PERCENT, None),
+    Quantity("memory_change_fraction", f"memory vs {BASELINE}", _against(_memory_change), CHANGE, None),
+    Quantity("first_loss_difference", f"first loss - {BASELINE}", _against(_difference("loss.first")), NAT, None),
+    Quantity(
+        "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
+        _against(_difference("warmup.gradient_norm", is_relative=True)), CHANGE, None,
+    ),
 )  # fmt: skip
 
 

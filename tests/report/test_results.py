@@ -9,6 +9,8 @@ import statistics
 import pytest
 from runs import make_run, make_sweep, rows_of, section_of
 
+from lmbench.report.results import rows_table
+
 STEP = "phases.step.mean_s"
 
 
@@ -135,6 +137,11 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
     assert [text for text in answers if "0.97x" in text and ("(undecided)" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
+
+
+def test_a_stored_answers_times_are_shown_in_ms_and_its_rates_as_they_are():
+    table = rows_table("kept", [{"step_s": 0.25, "flops_per_s": 7.9e14, "peak_bytes": 2**30, "way": "a"}])
+    assert [column.heading for column in table.columns] == ["step (ms)", "flops_per_s", "peak (GiB)", "way"]
 
 
 # damaged sweep files and unknown views
