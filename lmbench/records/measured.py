@@ -231,9 +231,9 @@ class Throughput:
     )
 
     def refuse_impossible(self) -> None:
-        """Put a reason in the place of each utilization above 100 %, which no device has."""
+        """Put a reason in the place of each utilization below 0 or above 100 %, which no device has."""
         for name in ("hfu_fraction", "mfu_causal_fraction", "mfu_fraction"):
-            if (fraction := getattr(self, name)) is not None and not fraction <= 1:
+            if (fraction := getattr(self, name)) is not None and not 0 <= fraction <= 1:
                 setattr(self, name, None)
                 self.mfu_reason = (
                     f"it would be {fraction:.1%} of the peak, which no device reaches: the peak is another product's "

@@ -80,6 +80,7 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
     ("fraction", "causal_fraction", "source", "words"),
     yaml.safe_load("""
 - [1.342, 1.2, a datasheet, "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an"]
+- [-0.5, 0.455, a datasheet, "MFU none: it would be -50.0% of the peak, which no device reaches"]
 - [0.473, 0.455, a datasheet; elsewhere 2382 or 2500, "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"]
 """),
 )
