@@ -48,8 +48,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     target = target.with_suffix("") if target.suffix in (".md", ".csv") else target
     sections, name = read_sections(paths, catalogue), target.name
     gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
-    rows = [section._replace(frame=_by_cell(section.frame)) for section in sections]
-    rows += [section._replace(frame=_by_run(section.frame)) for section in sections]
+    rows = [section._replace(frame=split(section.frame)) for split in (_by_cell, _by_run) for section in sections]
     page = (
         f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
         f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
