@@ -177,6 +177,8 @@ MEASURED: tuple[Quantity, ...] = (
     Quantity("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
 )  # fmt: skip
 STEP = MEASURED[0]
+#: The figures by which configurations are known: in a list of results, and beside those of another report.
+KNOWN_BY = ("step_s", "tokens_per_s", "peak_bytes")
 
 
 # against the baseline

@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import Iterable
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -27,12 +27,11 @@ _MOST_RUNS = 100
 
 
 class Panel(Struct, frozen=True):
-    """One panel: `bars` with the mean over repeats of each key in `y`, for each label; or a `series` of `y` over steps.
+    """One panel: bars with the mean over repeats of each key in `y`, for each label; or lines of `y` over steps.
 
     Keys look like `summary:time/step_ms`, `config:size` or, for numbers of each step, `series:time/step_ms`.
     """
 
-    kind: Literal["bars", "series"]
     title: str
     y: tuple[str, ...]
 
@@ -70,9 +69,9 @@ class _Shared(Struct, frozen=True):
 
 def planned_boards(request: BoardRequest) -> Answer:
     """The boards that would be made, with a row for each panel."""
-    columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
+    columns = [*map(Column, ("board", "section", "panel", "shows"))]
     rows = [
-        [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
+        [board.name, section, panel.title, ", ".join(panel.y)]
         for board in request.boards
         for section, panels in board.sections.items()
         for panel in panels
@@ -93,7 +92,7 @@ def board_of(view: View, catalogue: Catalogue) -> Board:
 
     is_generic = view.name == GENERIC.name
     charts = () if is_generic else view.charts
-    panels = [Panel("bars", chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
+    panels = [Panel(chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
     answer = tuple(panel for panel in panels if panel.y)
     sections = {"Answer": answer, **({} if view.is_profiled else shared.timed)}
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
@@ -173,12 +172,12 @@ def _plot_of(panel: Panel) -> Any:
     from wandb_workspaces.reports import v2 as wr
 
     names = [key.partition(":")[2] for key in panel.y]
-    if panel.kind == "bars":
-        return wr.BarPlot(
-            title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS,
-            groupby=wr.Config("label"), groupby_aggfunc="mean", groupby_rangefunc="minmax",
-        )  # fmt: skip
-    return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
+    if panel.y[0].startswith("series:"):
+        return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
+    return wr.BarPlot(
+        title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS,
+        groupby=wr.Config("label"), groupby_aggfunc="mean", groupby_rangefunc="minmax",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
