@@ -57,16 +57,6 @@ class BoardRequest(Struct, frozen=True):
     boards: tuple[Board, ...]
 
 
-class _Shared(Struct, frozen=True):
-    """board.json: the parts that all boards share.
-
-    `columns` follow those of the study, and on boards of timed runs `timed` the study's panels.
-    """
-
-    columns: tuple[str, ...]
-    timed: dict[str, tuple[Panel, ...]]
-
-
 def planned_boards(request: BoardRequest) -> Answer:
     """The boards that would be made, with a row for each panel."""
     columns = [*map(Column, ("board", "section", "panel", "shows"))]
@@ -82,26 +72,29 @@ def planned_boards(request: BoardRequest) -> Answer:
 
 
 def board_of(view: View, catalogue: Catalogue) -> Board:
-    """The board of a study's view; the generic view gives the board of all runs."""
-    shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=_Shared)
+    """The board of a study's view; the generic view gives the board of all runs, which is board.json.
+
+    The columns of that board follow those of a study, and on boards of timed runs its panels do.
+    """
+    shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=Board)
+    if view.name == GENERIC.name:
+        return shared
 
     def keys_of(names: Iterable[str]) -> list[str]:
         """The keys of the report's columns, without columns that W&B lacks, such as comparisons of cells."""
         keys = [logged.run_names().get(catalogue.column(name).expression) for name in names]
         return [f"summary:{key}" for key in keys if key is not None]
 
-    is_generic = view.name == GENERIC.name
-    charts = () if is_generic else view.charts
-    panels = [Panel(chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
+    panels = [Panel(chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in view.charts]
     answer = tuple(panel for panel in panels if panel.y)
-    sections = {"Answer": answer, **({} if view.is_profiled else shared.timed)}
+    sections = {"Answer": answer, **({} if view.is_profiled else shared.sections)}
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
     keys = keys_of(name for table in view.tables for name in table.columns)
     return Board(
-        "lmbench" if is_generic else f"lmbench {view.name}",
+        f"{shared.name} {view.name}",
         {title: panels for title, panels in sections.items() if panels},
         tuple(dict.fromkeys(("summary:outcome", *facts, *keys, *shared.columns))),
-        None if is_generic else view.name,
+        view.name,
         "kernels" if view.is_profiled else TIMING,
     )
 
