@@ -74,12 +74,12 @@ def test_markdown_is_aligned_and_its_notes_are_numbered():
 
 
 def test_csv_and_json_hold_every_figure_in_si_units():
-    rows = list(csv.DictReader(io.StringIO(render(ANSWER, "csv"))))
-    names = ["kind", "total_s", "total_std_s", "total_low_s", "total_high_s", "share_fraction"]
-    assert list(rows[0].values()) == ["gemm", "0.0123", "0.0004", "0.0119", "0.0127", "0.925"]
-    assert list(rows[0]) == names
+    names, values, *_ = csv.reader(io.StringIO(render(ANSWER, "csv")))
+    assert names == ["kind", "total_s", "total_std_s", "total_low_s", "total_high_s", "share_fraction"]
+    assert values == ["gemm", "0.0123", "0.0004", "0.0119", "0.0127", "0.925"]
     plain = json.loads(render(ANSWER, "json"))
-    assert plain["tables"]["kinds"][0] == dict(zip(names, ["gemm", 0.0123, 0.0004, 0.0119, 0.0127, 0.925], strict=True))
+    first = plain["tables"]["kinds"][0]
+    assert (list(first), list(map(str, first.values()))) == (names, values)
     assert (plain["busy_s"], plain["idle_s"]) == (0.5, None)
     assert plain["headline"][1] == ["WARN", "drifts"]
 
