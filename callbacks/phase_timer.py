@@ -20,7 +20,7 @@ from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.field import mean_of
-from lmbench.records.step import NORMS, StepRecord
+from lmbench.records.step import GRADIENT_NORM, StepRecord
 from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, SPANS, STAGES, Stage
 from lmbench.report.units import milliseconds
@@ -212,8 +212,8 @@ class PhaseTimer(Observer):
         record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
         for name, slots in facts.scalars.items():
             values = [slot if isinstance(slot, float) else self._ring.get(slot) for slot in slots]
-            if name in NORMS:
-                setattr(record, name, math.hypot(*values))
+            if name == GRADIENT_NORM:
+                record.gradient_norm = math.hypot(*values)
             else:
                 record.scalars[name] = mean_of(values)
         # GradScaler lowers its scale exactly when it found an infinity and skipped the update.

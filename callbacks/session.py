@@ -36,7 +36,7 @@ from lmbench.instruments.window import (
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import NORMS, StepRecord
+from lmbench.records.step import GRADIENT_NORM, StepRecord
 from lmbench.records.vocabulary import RUNNING, Stage
 
 #: Events of each step, of which only observers are notified that define them.
@@ -309,7 +309,7 @@ class MeasurementSession(LeanCallback):
     def _end_batch(self, outputs: Any, batch: Any, is_step: bool) -> None:
         for name, value in logged_values(self._trainer, self._logged):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
-            if name not in NORMS:
+            if name != GRADIENT_NORM:
                 self.log_scalar(name, value)
         # Lightning hands on a validation step's return value as it is, and a training step's as a mapping.
         if isinstance(outputs, torch.Tensor):

@@ -300,8 +300,7 @@ def losses(device: torch.device) -> Iterator[Truth]:
 # Are a late rank and a slow collective found by a run of two ranks?
 
 #: Planted seconds; on a CPU ranks share its cores, and a short sleep would vary more.
-RANK_LENGTHS_S = {"late": 0.040, "collective": 0.060}
-RANK_TOLERANCE_FRACTION = 0.1
+LATE_S, COLLECTIVE_S, RANK_TOLERANCE_FRACTION = 0.040, 0.060, 0.1
 
 
 class PlantedRanks(Planted):
@@ -342,16 +341,15 @@ class PlantedRanks(Planted):
 
 def ranks(device: torch.device) -> Iterator[Truth]:
     """Two ranks tell which of them is late, and for how long a planted collective keeps them from work."""
-    late_s, collective_s = RANK_LENGTHS_S.values()
-    run = _run_of_ranks(device, f"--model.late_s={late_s}")
+    run = _run_of_ranks(device, f"--model.late_s={LATE_S}")
     rank, phase, wait_s = late_rank(run) or (None, "", 0.0)
     found = f"rank {rank}, {wait_s * 1e3:.1f} ms in {phase}"
-    is_right = (rank, phase) == (1, "forward") and abs(wait_s / late_s - 1) < RANK_TOLERANCE_FRACTION
-    yield Truth("late rank of two", is_right, f"rank 1, {late_s * 1e3:.1f} ms in forward", found)
-    probe = _run_of_ranks(device, f"--model.collective_s={collective_s}").probe
+    is_right = (rank, phase) == (1, "forward") and abs(wait_s / LATE_S - 1) < RANK_TOLERANCE_FRACTION
+    yield Truth("late rank of two", is_right, f"rank 1, {LATE_S * 1e3:.1f} ms in forward", found)
+    probe = _run_of_ranks(device, f"--model.collective_s={COLLECTIVE_S}").probe
     exposed_s = (probe.synchronized_step_s or 0.0) - (probe.unsynchronized_step_s or 0.0)
-    is_right = abs(exposed_s / collective_s - 1) < RANK_TOLERANCE_FRACTION
-    yield Truth("slow collective", is_right, f"{collective_s * 1e3:.1f} ms exposed", f"{exposed_s * 1e3:.1f} ms")
+    is_right = abs(exposed_s / COLLECTIVE_S - 1) < RANK_TOLERANCE_FRACTION
+    yield Truth("slow collective", is_right, f"{COLLECTIVE_S * 1e3:.1f} ms exposed", f"{exposed_s * 1e3:.1f} ms")
 
 
 def _run_of_ranks(device: torch.device, planted: str) -> RunRecord:
@@ -410,22 +408,19 @@ def check_truths(device_type: str | None) -> Answer:
     state = host_state(before, read_host())
     guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state))
     # On a busy machine a failed check decides nothing.
-    wrong = "undecided" if guard.status == "warn" else "failed"
+    wrong, wrong_code = ("undecided", ExitCode.UNDECIDED) if guard.status == "warn" else ("failed", ExitCode.INTERNAL)
     rows: list[list[Value | Cell]] = [
         [Cell("pass" if truth.is_right else wrong, style="outcome"), truth.name, *truth[2:]] for truth in truths
     ]
-    passed = sum(truth.is_right for truth in truths)
+    passed, code = sum(truth.is_right for truth in truths), ExitCode.OK
     result = f"{passed} passed"
     if passed < len(truths):
-        result += f", {len(truths) - passed} {wrong}"
+        result, code = f"{result}, {len(truths) - passed} {wrong}", wrong_code
     if len(checks) < len(CHECKS):
         result += f"; {len(CHECKS) - len(checks)} checks need {'two GPUs' if gpu_count else 'a GPU'}"
-    notes, code = [Line("result", result)], ExitCode.OK
-    if passed < len(truths):
-        code = ExitCode.INTERNAL
-        if wrong == "undecided":
-            code = ExitCode.UNDECIDED
-            notes.append(Line(wrong, f"{guard.message}; check again when it is quiet"))
+    notes = [Line("result", result)]
+    if code is ExitCode.UNDECIDED:
+        notes.append(Line(wrong, f"{guard.message}; check again when it is quiet"))
     columns = [
         Column("", name="status"), Column("check"), Column("expected", is_extra=True), Column("found"),
     ]  # fmt: skip

@@ -28,7 +28,7 @@ def test_two_ranks_tell_which_is_late_and_what_a_slow_collective_costs(monkeypat
     late, collective = checks.ranks(CPU)
     assert re.fullmatch(r"rank 1, \d+\.\d ms in forward", late.measured)
     # A sleep may last longer than asked for, but not shorter.
-    assert float(collective.measured.split()[0]) > 0.9e3 * checks.RANK_LENGTHS_S["collective"]
+    assert float(collective.measured.split()[0]) > 0.9e3 * checks.COLLECTIVE_S
 
 
 def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):

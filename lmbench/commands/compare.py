@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from lmbench.campaign.sides import SideOptions, find_sides
 from lmbench.commands.parser import Result
-from lmbench.commands.words import read_budget_of_rounds, read_configuration, read_gate, read_options
+from lmbench.commands.words import read_budget_of_rounds, read_configuration, read_gate, read_options, refuse
 from lmbench.errors import UsageError, tell
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS
 from lmbench.report.answer import Answer
@@ -54,9 +54,9 @@ def compare(
         settings: options of `lmbench fit` for both sides, with --run
     """
     if kernels:
-        _refuse({"gate": gate, "about": about}, "is for verdicts on times; with --kernels there is none")
+        refuse({"gate": gate, "about": about}, "is for verdicts on times; with --kernels there is none")
     if not run:
-        _refuse(vars(sides), "belongs to --run")
+        refuse(vars(sides), "belongs to --run")
     if run and kernels:
         raise UsageError("--kernels compares traces that are there; give it without --run")
     tolerance = read_gate(gate)
@@ -72,13 +72,6 @@ def compare(
     from lmbench.compare.comparison import compare as compare_results
 
     return comparison_answer(compare_results(*results, tolerance, about or []))
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raises UsageError for the first of these options that was given."""
-    for option, value in options.items():
-        if value is not None:
-            raise UsageError(f"--{option} {why}")
 
 
 def _measured(

@@ -18,12 +18,10 @@ from lmbench.standard_output import write_result
 
 #: Words that a command takes beside results.
 _OFFERED = {
-    "sweep": shipped_studies(), "board": shipped_studies(), "memory": shipped_configs(), "compare": shipped_configs(),
-    "noise": shipped_configs(), "completion": ("bash", "zsh"), "guide": topics(),
+    **dict.fromkeys(("sweep", "board"), shipped_studies()),
+    **dict.fromkeys(("memory", "compare", "noise", "tune", "judge"), shipped_configs()),
+    "completion": ("bash", "zsh"), "guide": topics(),
 }  # fmt: skip
-_WITHOUT_RESULTS = (
-    "board", "ceiling", "completion", "fields", "guide", "numerics", "overhead", "selfcheck", *MEASURING,
-)  # fmt: skip
 
 
 def completion(shell: Literal["bash", "zsh"]) -> int:
@@ -63,13 +61,14 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if words[0] not in COMMANDS or not words[1:]:
         return COMMANDS if len(words) == 1 else ()
     command, previous, current = words[0], *words[-2:]
+    function = function_of(command)
     daily = daily_options()
     value, text = daily.get(previous, ("", ""))
     if value in ("NAME", "SIZE"):
         return [part.split()[0] for part in text.split(", ")]
     if current.startswith("-"):
         options = ["-h"]
-        if (function := function_of(command)) is not None:
+        if function is not None:
             # Imported here, since completing an option of `fit` does not need it.
             from lmbench.commands.parser import CommandParser
 
@@ -82,7 +81,8 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if previous in ("--config", "-c", *MEASURING):
         return shipped_configs()
     offered = [*_OFFERED.get(command, ())]
-    if value == "RESULT" or command not in _WITHOUT_RESULTS:
+    kinds = getattr(function, "__annotations__", {}).values()
+    if value == "RESULT" or any(kind.startswith("Result") for kind in kinds):
         folders = sorted(RESULTS.iterdir()) if RESULTS.is_dir() else []
         offered += ["last", "last~1", *given_names(), *(str(path) for path in folders if not path.is_symlink())]
     return offered

@@ -9,7 +9,7 @@ import re
 from textwrap import fill
 
 from lmbench.configs import shipped_configs
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode
 from lmbench.fit_options import check_options
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
@@ -56,11 +56,11 @@ def repeated(
         settings: options of `lmbench fit`
     """
     from lmbench.campaign.repeats import repeats_answer
-    from lmbench.commands.words import read_configuration, read_gate
+    from lmbench.commands.words import read_configuration, read_gate, refuse
 
     tolerance = read_gate(gate)
-    if gate is not None and compare is None:
-        raise UsageError("--gate belongs to --compare")
+    if compare is None:
+        refuse({"gate": gate}, "belongs to --compare")
     advice = "--repeats and --compare take a configuration, such as `lmbench fit smoke --repeats 3`"
     options = read_configuration(configuration, settings, advice)
     return repeats_answer(options, repeats, compare, tolerance, quiet=quiet)

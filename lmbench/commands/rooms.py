@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat, PositiveInt, Result
-from lmbench.commands.words import read_budget, read_configuration, read_size
+from lmbench.commands.words import read_budget, read_configuration, read_size, refuse
 from lmbench.configs import is_yaml, shipped_configs
 from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
@@ -104,10 +104,7 @@ def memory(
         if gpus is not None:
             raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
         return _planned(source, fit, gpu, also or [], run, results_dir, settings)
-    if also:
-        raise UsageError("--also belongs to --fit")
-    if run is not None:
-        raise UsageError("--run, with times of blocks, belongs to --fit")
+    refuse({"also": also, "run": run}, "belongs to --fit")
     if source is None and settings:
         return _predicted(settings, device, gpu, gpus)
     if source is None or settings:

@@ -38,6 +38,13 @@ def read_configuration(configuration: str | None, words: Sequence[str], advice: 
     return options
 
 
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Raises UsageError for the first of these options that was given."""
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{option} {why}")
+
+
 def read_gate(text: str | None) -> float:
     """A percentage such as `2%` as a fraction, 1 % for None. Raises UsageError for anything else."""
     if text is None:

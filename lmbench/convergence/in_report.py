@@ -26,7 +26,7 @@ from lmbench.report.answer import Cell, Chart, listed
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
 from lmbench.report.frame import Frame
-from lmbench.report.units import SECONDS, TIMES, UNITS, WORDS, Unit, change_percent
+from lmbench.report.units import LOSS, SECONDS, TIMES, WORDS, Unit, change_percent
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: The most points of a curve on a page: more of them cannot be seen.
@@ -96,23 +96,20 @@ def _pairs(frame: Frame, cell: int) -> list[tuple[Curve, Curve]]:
 
 
 _NORM = "gradient norm"
-COLUMNS: tuple[Quantity, ...] = tuple(
-    Quantity(name, title, read, unit, None)
-    for name, title, read, unit in (
-        ("trains_alike", f"trains like {BASELINE}", _follows, WORDS),
-        ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
-        ("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT),
-        ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("{:.2g}".format, "± nat")),
-        (
-            "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value"), Unit(change_percent, scale=100.0),
-        ),
-        (
-            "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),
-            Unit(lambda value: f"{value * 100:.2g}", "± %", 100.0),
-        ),
-        ("time_to_loss_s", "time to the same loss", _time_to_loss, SECONDS),
-    )
+COLUMNS = (
+    Quantity("trains_alike", f"trains like {BASELINE}", _follows, WORDS, None),
+    Quantity("tail_loss", "loss, last quarter", _tail_loss, LOSS, None),
+    Quantity("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT, None),
+    Quantity("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("{:.2g}".format, "± nat"), None),
+    Quantity(
+        "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
+        _of_difference(_NORM, "value"), Unit(change_percent, scale=100.0), None,
+    ),
+    Quantity(
+        "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),
+        Unit(lambda value: f"{value * 100:.2g}", "± %", 100.0), None,
+    ),
+    Quantity("time_to_loss_s", "time to the same loss", _time_to_loss, SECONDS, None),
 )  # fmt: skip
 
 

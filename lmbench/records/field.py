@@ -18,7 +18,8 @@ from msgspec import Meta, Struct
 from lmbench.records.vocabulary import SPANS, Span
 
 Better = Literal["up", "down"]
-Over = Literal["mean", "max", "min"]
+#: How the numbers of several runs become one. Rates are averaged harmonically, to agree with the mean step time.
+Over = Literal["mean", "harmonic mean", "max", "min", "sum"]
 T = TypeVar("T")
 
 Text: TypeAlias = str | None

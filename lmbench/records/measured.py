@@ -84,7 +84,9 @@ class Window:
     micro_batches: Count = about("Micro-batches of a full step.", "micro-batches")
     skipped_count: Count = lower(
         "Steps of the window whose update was skipped (by the fp16 scaler, or without a loss); no statistic includes "
-        "them."
+        "them.",
+        "skipped steps",
+        over="sum",
     )
     short_count: Count = about(
         "Steps of the window with fewer micro-batches than a full step; no statistic includes them."
@@ -160,7 +162,7 @@ class PhaseSummary:
     """Phases: statistics of one phase, or of the step, over the window's full and unskipped steps."""
 
     n: Count = about("Number of steps in the statistics of <phase>: steps of the window that are full and not skipped.")
-    mean_s: Seconds = lower("Mean time of <phase> on the device (on a CPU: the host's time).")
+    mean_s: Seconds = lower("Mean time of <phase> on the device (on a CPU: the host's time).", "<phase>")
     std_s: Seconds = lower("Sample standard deviation of the time of <phase>, with n - 1 in the denominator.")
     min_s: Seconds = lower("Shortest time of <phase>.", over="min")
     p5_s: Seconds = lower("5th percentile of the time of <phase>; null below 20 steps.")
@@ -170,7 +172,7 @@ class PhaseSummary:
     p95_s: Seconds = lower("95th percentile of the time of <phase>; null below 20 steps.")
     p99_s: Seconds = lower("99th percentile of the time of <phase>; null below 100 steps.")
     max_s: Seconds = lower("Longest time of <phase>.", over="max")
-    cv_fraction: Fraction = lower("Coefficient of variation: standard deviation divided by the mean.")
+    cv_fraction: Fraction = lower("Coefficient of variation: standard deviation divided by the mean.", "CV")
     median_low_s: Seconds = about(
         "Lower end of a confidence interval for the median within this run, from order statistics; null below 6 steps."
     )
@@ -199,31 +201,39 @@ class PhaseSummary:
 class Throughput:
     """Throughput: rates of the window."""
 
-    tokens_per_s: TokensPerSecond = higher("Tokens per second: `window.tokens` / `window.wall_s`.")
+    tokens_per_s: TokensPerSecond = higher(
+        "Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s", over="harmonic mean"
+    )
     model_flops_per_s: FlopsPerSecond = higher(
-        "Model FLOPs per second: tokens per second times `flops.per_token_flops`."
+        "Model FLOPs per second: tokens per second times `flops.per_token_flops`.", over="harmonic mean"
     )
     mfu_fraction: Fraction = higher(
-        "Model FLOPs utilization: model FLOP/s of one device divided by its peak, with attention counted in full."
+        "Model FLOPs utilization: model FLOP/s of one device divided by its peak, with attention counted in full.",
+        "MFU",
+        over="harmonic mean",
     )
     mfu_causal_fraction: Fraction = higher(
-        "Model FLOPs utilization with causal attention counted half, since half of its products need not be computed."
+        "Model FLOPs utilization with causal attention counted half, since half of its products need not be computed.",
+        "causal MFU",
+        over="harmonic mean",
     )
     hfu_fraction: Fraction = higher(
-        "Hardware FLOPs utilization: like MFU, but including the FLOPs that activation checkpointing computes again."
+        "Hardware FLOPs utilization: like MFU, but including the FLOPs that activation checkpointing computes again.",
+        "HFU",
+        over="harmonic mean",
     )
     mfu_reason: Text = about("Why there is no MFU; null where there is one.")
     joules_per_token: Annotated[float | None, "J/token"] = lower(
-        "Energy per token: `device_state.energy_j` / `window.tokens`."
+        "Energy per token: `device_state.energy_j` / `window.tokens`.", "mJ/token"
     )
     price_per_token: Annotated[float | None, "1/token"] = lower(
         "Price of a token, in the currency of `measure.price_per_hour`, for the devices of all ranks."
     )
 
     def refuse_impossible(self) -> None:
-        """Put a reason in the place of each utilization above 100 %, which no device has."""
+        """Put a reason in the place of each utilization below 0 or above 100 %, which no device has."""
         for name in ("hfu_fraction", "mfu_causal_fraction", "mfu_fraction"):
-            if (fraction := getattr(self, name)) is not None and not fraction <= 1:
+            if (fraction := getattr(self, name)) is not None and not 0 <= fraction <= 1:
                 setattr(self, name, None)
                 self.mfu_reason = (
                     f"it would be {fraction:.1%} of the peak, which no device reaches: the peak is another product's "
@@ -277,6 +287,7 @@ class Memory:
     run_peak_allocated_bytes: Bytes = lower(
         "Largest number of bytes allocated on the device from the run's start to the window's end: it decides whether "
         "a run fits.",
+        "peak memory",
         over="max",
     )
     run_peak_reserved_bytes: Bytes = lower(

@@ -178,8 +178,8 @@ class Compile:
     cache: Text = about("Compile cache: `private` (empty at the start) or `shared` (the one on the disk).")
     targets: list[str] | None = about("Names of the modules that were compiled.")
     first_step_s: Seconds = lower("Time of step 0 up to its end on the device, including compilation.")
-    graph_count: Count = about("Number of graphs compiled by the end of the window.")
-    graph_break_count: Count = lower("Number of graph breaks by the end of the window.")
+    graph_count: Count = about("Number of graphs compiled by the end of the window.", "graphs", over="max")
+    graph_break_count: Count = lower("Number of graph breaks by the end of the window.", "graph breaks", over="max")
     window_recompile_count: Count = lower("Number of graphs compiled inside the window.")
     is_attention_fused: Flag = about(
         "Whether Inductor replaced attention that is written out by PyTorch's fused kernel; null where the graphs came "

@@ -133,5 +133,5 @@ def select_window(records: Iterable[StepRecord]) -> list[StepRecord]:
     return [record for record in window if not record.is_skipped and record.micro_batches in (None, longest)]
 
 
-#: Norms that `session.log_scalar` is given and that are fields of StepRecord; every other scalar is in its `scalars`.
-NORMS = ("gradient_norm",)
+#: The scalar that `session.log_scalar` is given and that is a field of StepRecord; all others are in its `scalars`.
+GRADIENT_NORM = "gradient_norm"

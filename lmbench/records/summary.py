@@ -22,7 +22,7 @@ from lmbench.records.statistics import (
     trend,
     trimean,
 )
-from lmbench.records.step import NORMS, StepRecord, select_window
+from lmbench.records.step import GRADIENT_NORM, StepRecord, select_window
 from lmbench.records.trends import changes_of, growth_of, saving_of
 from lmbench.records.vocabulary import SPANS, Values
 
@@ -74,7 +74,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     series = defaultdict[str, list[float]](list)
     # Scalars describe updates, which skipped steps do not have.
     for step in (step for step in measured if not step.is_skipped):
-        for name, value in ({name: getattr(step, name) for name in NORMS} | step.scalars).items():
+        for name, value in ({GRADIENT_NORM: step.gradient_norm} | step.scalars).items():
             if value is not None:
                 series[name].append(value)
     run.scalars = {name: mean_of(values) for name, values in series.items()}

@@ -19,17 +19,18 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
+from lmbench.records.field import Over
 from lmbench.records.load import StoredRun, read_steps
-from lmbench.records.schema import fields, value_at
+from lmbench.records.schema import SchemaField, fields, value_at
 from lmbench.records.statistics import holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report import shipped
-from lmbench.report.answer import Cell, Column, text_of
+from lmbench.report.answer import Cell, Column, listed, text_of
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit, signed, unit_of
+from lmbench.report.units import GIB, MS, PERCENT, SECONDS, TIMES, Unit, signed, unit_of
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
@@ -41,9 +42,8 @@ _ROOMS = "rooms."
 CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
 NAT = Unit(signed, "nat")
-#: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
-_REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
+_REDUCTIONS: Mapping[Over, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean, "harmonic mean": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class Quantity:
     """A quantity of cells, which a column of a table or an axis of a chart shows.
 
     `name` is its name in views and CSV and ends in its SI unit; `title` is its heading without the unit. `expression`
-    is a number of a run, which `over` (a key of _REDUCTIONS) combines over the ok runs of a cell. If `over` is None,
+    is a number of a run, which `over` combines over the ok runs of a cell. If `over` is None,
     `expression` is a function of the frame and a cell that returns a number, a Cell or None.
     """
 
@@ -60,12 +60,12 @@ class Quantity:
     title: str
     expression: Any
     unit: Unit
-    over: str | None = "mean"
+    over: Over | None = "mean"
 
     @property
     def is_process_mean(self) -> bool:
         """Whether the value is a mean over processes, which has an interval between them."""
-        return self.over in ("mean", "harmonic")
+        return self.over in ("mean", "harmonic mean")
 
     @property
     def has_spread(self) -> bool:
@@ -75,10 +75,9 @@ class Quantity:
     @property
     def meaning(self) -> str:
         """The title with the unit that it is shown in, and the numbers of runs that it comes from."""
-        words = [self.unit.word, f"{self.over} over the processes" if self.over else ""]
-        if isinstance(self.expression, str):
-            words.append(f"of `{self.expression}`")
-        origin, title = ", ".join(filter(None, words)), self.title.replace(BASELINE, "the baseline")
+        field = isinstance(self.expression, str) and f"of `{self.expression}`"
+        origin = listed(self.unit.word, self.over and f"{self.over} over the processes", field)
+        title = self.title.replace(BASELINE, "the baseline")
         return f"{title} ({origin})" if origin else title
 
     @property
@@ -151,10 +150,22 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
+def _column_of(field: SchemaField, name: str = "") -> Quantity:
+    """The column of a field, by default under its dotted name."""
+    # Name the phase or the end of the window (open, close) where the title does not.
+    parts = zip_longest(field.name.split("."), field.pattern.split("."))
+    varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
+    title = " ".join([*varying, field.title])
+    return Quantity(name or field.name, title, field.name, unit_of(field.unit), field.about.over)
+
+
 MEASURED: tuple[Quantity, ...] = (
     *(
-        Quantity(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
+        _column_of(fields("run")[row["field"]], row["name"])
         for row in csv.DictReader(shipped("columns.csv").splitlines())
+    ),
+    Quantity(
+        "forward_backward_s", "forward + backward", "phases.forward.mean_s + phases.backward.mean_s", MS,
     ),
     # The share of the step spent in phases in which the device waited for the host, by the lag probes.
     Quantity("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT),
@@ -166,12 +177,14 @@ MEASURED: tuple[Quantity, ...] = (
     Quantity("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
 )  # fmt: skip
 STEP = MEASURED[0]
+#: The figures by which configurations are known: in a list of results, and beside those of another report.
+KNOWN_BY = ("step_s", "tokens_per_s", "peak_bytes")
 
 
 # against the baseline
 
 
-def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
+def _ratio(frame: Frame, expression: str, cell: int, base: int, over: Over = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
     None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. `over`
@@ -193,7 +206,7 @@ def _against(read: Callable[[Frame, int, int], Any]) -> Read:
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:
     """The ratio of tokens/s, since steps may differ in size; of step times where no tokens are counted."""
-    return _ratio(frame, "throughput.tokens_per_s", cell, base, "harmonic") or _ratio(
+    return _ratio(frame, "throughput.tokens_per_s", cell, base, "harmonic mean") or _ratio(
         frame, STEP.expression, base, cell
     )
 
@@ -248,18 +261,15 @@ def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
             yield step
 
 
-RELATIVE = tuple(
-    Quantity(name, title, _against(read), unit, None)
-    for name, title, read, unit in (
-        ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
-        ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
-        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, CHANGE),
-        ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),
-        (
-            "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
-            _difference("warmup.gradient_norm", is_relative=True), CHANGE,
-        ),
-    )
+RELATIVE = (
+    Quantity("speedup", f"speed-up vs {BASELINE}", _against(_speedup), TIMES, None),
+    Quantity("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _against(_efficiency), PERCENT, None),
+    Quantity("memory_change_fraction", f"memory vs {BASELINE}", _against(_memory_change), CHANGE, None),
+    Quantity("first_loss_difference", f"first loss - {BASELINE}", _against(_difference("loss.first")), NAT, None),
+    Quantity(
+        "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
+        _against(_difference("warmup.gradient_norm", is_relative=True)), CHANGE, None,
+    ),
 )  # fmt: skip
 
 
@@ -285,7 +295,4 @@ def schema_column(name: str) -> Quantity | None:
         return None
     if not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
-    # Name the phase or the end of the window (open, close) where the title does not.
-    parts = zip_longest(name.split("."), field.pattern.split("."))
-    varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Quantity(name, " ".join([*varying, field.title]), name, unit_of(field.unit), field.about.over)
+    return _column_of(field)

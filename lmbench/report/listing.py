@@ -15,7 +15,7 @@ from lmbench.records.passes import pass_of
 from lmbench.records.schema import recorded
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
-from lmbench.report.columns import MEASURED
+from lmbench.report.columns import KNOWN_BY, MEASURED
 from lmbench.report.facts import FACT, Facts, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of, read_sweep_summary
 from lmbench.report.units import tally
@@ -24,7 +24,7 @@ from lmbench.report.units import tally
 _FACTS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
 #: So many values of a name are listed where `--where` matches none.
 _MOST_CHOICES = 10
-_FIGURES = [column for column in MEASURED if column.name in ("step_s", "tokens_per_s", "peak_bytes")]
+_FIGURES = [column for column in MEASURED if column.name in KNOWN_BY]
 _COLUMNS = (
     Column("name"),
     Column("when (UTC)", name="started_at"),

@@ -14,7 +14,7 @@ from functools import cache
 
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
-from lmbench.records.step import NORMS, StepRecord
+from lmbench.records.step import GRADIENT_NORM, StepRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.report import shipped
 
@@ -75,7 +75,7 @@ def of_run(run: RunRecord) -> dict[str, float]:
     if run.kernels is not None and (step := run.kernels.phases.step) is not None:
         for grouping, times_s in (("kind", step.kinds), ("part", step.parts)):
             logged |= {f"kernels/{grouping}_{name.removesuffix('_s')}_ms": s * 1e3 for name, s in times_s.items()}
-    return logged | _scalars({name: value for name, value in run.scalars.items() if name not in NORMS})
+    return logged | _scalars({name: value for name, value in run.scalars.items() if name != GRADIENT_NORM})
 
 
 def _scalars(values: Mapping[str, float | None]) -> dict[str, float]:

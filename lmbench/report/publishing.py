@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
-from lmbench.records.run import RunRecord
-from lmbench.records.schema import value_at
+from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS, Values
 from lmbench.report.answer import Answer, Line
@@ -27,9 +26,6 @@ from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
-
-#: The code of a run, as its record names it: the folder that it was started in, and lmbench.
-_CODES = ("project", "lmbench")
 
 
 class _StoredAnswer(Struct):
@@ -52,8 +48,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     target = target.with_suffix("") if target.suffix in (".md", ".csv") else target
     sections, name = read_sections(paths, catalogue), target.name
     gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
-    rows = [section._replace(frame=_by_cell(section.frame)) for section in sections]
-    rows += [section._replace(frame=_by_run(section.frame)) for section in sections]
+    rows = [section._replace(frame=split(section.frame)) for split in (_by_cell, _by_run) for section in sections]
     page = (
         f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
         f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
@@ -121,9 +116,9 @@ def _environment(rows: Iterable[RunRow]) -> Facts:
 
 
 def _commits(run: RunRecord) -> str:
-    """The commits of the project and of lmbench, as far as there are any, with a plus after changes."""
-    codes = [getattr(run.environment.code, name) for name in _CODES] if run.environment else []
-    return " and ".join(dict.fromkeys(filter(None, map(commit_text, codes)))) or "none"
+    """The commits of the folder that the run was started in and of lmbench, with a plus after changes."""
+    code = (run.environment or RunEnvironment()).code
+    return " and ".join(dict.fromkeys(filter(None, map(commit_text, (code.project, code.lmbench))))) or "none"
 
 
 def _is_committed(run: RunRecord) -> bool:
@@ -131,12 +126,10 @@ def _is_committed(run: RunRecord) -> bool:
 
     lmbench's own model and data need no commit of the folder that the run was started in.
     """
-    codes = [*_CODES]
-    if any(value_at(run, f"environment.code.{code}.is_dirty") for code in codes):
-        return False
-    if not all(str(value_at(run, f"{part}.name")).startswith("lmbench.") for part in ("model", "data")):
-        codes.remove("lmbench")
-    return any(value_at(run, f"environment.code.{code}.commit") for code in codes)
+    code = (run.environment or RunEnvironment()).code
+    is_own = all((part.name or "").startswith("lmbench.") for part in (run.model, run.data))
+    commit = code.project.commit or (code.lmbench.commit if is_own else None)
+    return commit is not None and not code.project.is_dirty and not code.lmbench.is_dirty
 
 
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:

@@ -24,9 +24,8 @@ from lmbench.standard_output import write_result
 
 _SUFFIXES = {
     ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal",
-    ".svg": "svg",
+    ".svg": "svg", ".json.gz": "trace",
 }  # fmt: skip
-_TRACE_SUFFIX = ".json.gz"
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,18 @@ class Output:
             raise unknown("--format", self.format, FORMATS)
         if self.output is not None and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
             raise UsageError(f"--output {str(self.output)!r} cannot be written; name a file in a folder that exists")
-        if self.format is None and self.ending not in ("", _TRACE_SUFFIX, *_SUFFIXES):
+        if self.format is None and self.ending not in ("", *_SUFFIXES):
             raise unknown("ending of --output", self.ending, _SUFFIXES)
 
     @property
     def ending(self) -> str:
         """The ending of the file to write, empty without one."""
         name = self.output.name.lower() if self.output else ""
-        return _TRACE_SUFFIX if name.endswith(_TRACE_SUFFIX) else Path(name).suffix
+        return ".json.gz" if name.endswith(".json.gz") else Path(name).suffix
 
     @property
     def form(self) -> str:
-        """The format asked for, or else the one that the file's ending stands for."""
+        """The format asked for, or else the one that the file's ending stands for: one of FORMATS, or `trace`."""
         return self.format or _SUFFIXES.get(self.ending, "terminal")
 
 
@@ -74,12 +73,11 @@ def give(answer: Answer, output: Output) -> int:
     """
     chosen = _chosen(answer, output)
     if output.output is not None:
-        is_trace = output.ending == _TRACE_SUFFIX
-        if is_trace and answer.trace is None:
+        make = answer.trace if output.form == "trace" else lambda: render(chosen, output.form).encode()
+        if make is None:
             raise UsageError(f"--output {str(output.output)!r} is a trace, which this answer has not; `--path` has one")
-        content = answer.trace() if answer.trace and is_trace else render(chosen, output.form).encode()
         try:
-            output.output.write_bytes(content)
+            output.output.write_bytes(make())
         except OSError as error:
             reason = f"{error.strerror}; choose another file"
             raise UsageError(f"--output {str(output.output)!r} cannot be written: {reason}") from error

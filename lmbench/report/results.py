@@ -238,7 +238,8 @@ def rows_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """A table of mappings from names in SI units, such as `step_s`, to values."""
     columns = []
     for key in dict.fromkeys(key for row in rows for key in row):
-        title, _, unit = key.rpartition("_")
-        is_number = unit in _UNIT_OF
-        columns.append(Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
+        title, _, ending = key.rpartition("_")
+        # A rate such as `flops_per_s` is no time.
+        unit = WORDS if title.endswith("_per") else _UNIT_OF.get(ending, WORDS)
+        columns.append(Column(key if unit is WORDS else title.replace("_", " "), unit, key))
     return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])

@@ -17,8 +17,9 @@ from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
-from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines, labelled, listed
+from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table, guard_lines, labelled, listed
 from lmbench.report.beside import endurance_lines, input_lines, owner_lines
+from lmbench.report.charts import steps_charts
 from lmbench.report.facts import choices_of
 from lmbench.report.units import (
     GIB,
@@ -67,16 +68,9 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
         ],
         tables=[phase_table(run), *rank_tables(run)] if has_times and run.phases.step is not None else [],
         notes=[*details(run), *notes, *(_folder_and_commands(run, path) if path is not None else ())],
-        charts=lambda: _charts(path),
+        charts=lambda: steps_charts(path) if path is not None else [],
         figures={"record": as_dict(run)},
     )
-
-
-def _charts(path: Path | None) -> list[Chart]:
-    # Imported here, since a terminal needs no charts.
-    from lmbench.report.charts import steps_charts
-
-    return steps_charts(path) if path is not None else []
 
 
 def banner(run: RunRecord) -> list[Line]:

@@ -140,14 +140,13 @@ GIB = Unit(gib_number, "GiB", 2.0**-30)
 COUNT = Unit(whole)
 TIMES = Unit(times)
 
-UNITS: Mapping[str, Unit] = {
-    "ms": MS, "%": PERCENT, "GiB": GIB, "": COUNT,
-    "mJ": Unit(millijoules, scale=1e3), "nat": Unit("{:.4f}".format, "nat"),
-}  # fmt: skip
-
+LOSS = Unit("{:.4f}".format, "nat")
+#: The columns of joules per token and of tokens/s name the unit in their titles.
+MILLIJOULES = Unit(millijoules, scale=1e3)
 _PLAIN = Unit(plain)
-_OF_FIELDS = {
-    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit(instances), "index": _PLAIN, "1": _PLAIN,
+_OF_FIELDS: Mapping[str, Unit] = {
+    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit(instances), "index": _PLAIN, "1": _PLAIN, "nat": LOSS,
+    "tokens/s": COUNT, "J/token": MILLIJOULES,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from lmbench.errors import unknown
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import geometric_mean, logs_of, pooled_std, ratio_from, student_quantile
-from lmbench.report.units import COUNT, GIB, UNITS, Unit
+from lmbench.report.units import COUNT, GIB, MILLIJOULES, Unit
 from lmbench.sweep.file import Options
 from lmbench.sweep.plan import as_json
 from lmbench.tune.space import Axis
@@ -63,7 +63,7 @@ GOALS = {
     goal.name: goal
     for goal in (
         Goal("tokens_per_s", _seconds_per_token, "tokens/s", COUNT, is_inverse=True),
-        Goal("joules_per_token", _joules_per_token, "energy per token (mJ)", UNITS["mJ"]),
+        Goal("joules_per_token", _joules_per_token, "energy per token (mJ)", MILLIJOULES),
         Goal("peak", peak_of, "peak", GIB),
     )
 }

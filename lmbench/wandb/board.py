@@ -11,7 +11,7 @@ import contextlib
 import sys
 from collections.abc import Iterable
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -27,12 +27,11 @@ _MOST_RUNS = 100
 
 
 class Panel(Struct, frozen=True):
-    """One panel: `bars` with the mean over repeats of each key in `y`, for each label; or a `series` of `y` over steps.
+    """One panel: bars with the mean over repeats of each key in `y`, for each label; or lines of `y` over steps.
 
     Keys look like `summary:time/step_ms`, `config:size` or, for numbers of each step, `series:time/step_ms`.
     """
 
-    kind: Literal["bars", "series"]
     title: str
     y: tuple[str, ...]
 
@@ -58,21 +57,11 @@ class BoardRequest(Struct, frozen=True):
     boards: tuple[Board, ...]
 
 
-class _Shared(Struct, frozen=True):
-    """board.json: the parts that all boards share.
-
-    `columns` follow those of the study, and on boards of timed runs `timed` the study's panels.
-    """
-
-    columns: tuple[str, ...]
-    timed: dict[str, tuple[Panel, ...]]
-
-
 def planned_boards(request: BoardRequest) -> Answer:
     """The boards that would be made, with a row for each panel."""
-    columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
+    columns = [*map(Column, ("board", "section", "panel", "shows"))]
     rows = [
-        [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
+        [board.name, section, panel.title, ", ".join(panel.y)]
         for board in request.boards
         for section, panels in board.sections.items()
         for panel in panels
@@ -83,26 +72,29 @@ def planned_boards(request: BoardRequest) -> Answer:
 
 
 def board_of(view: View, catalogue: Catalogue) -> Board:
-    """The board of a study's view; the generic view gives the board of all runs."""
-    shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=_Shared)
+    """The board of a study's view; the generic view gives the board of all runs, which is board.json.
+
+    The columns of that board follow those of a study, and on boards of timed runs its panels do.
+    """
+    shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=Board)
+    if view.name == GENERIC.name:
+        return shared
 
     def keys_of(names: Iterable[str]) -> list[str]:
         """The keys of the report's columns, without columns that W&B lacks, such as comparisons of cells."""
         keys = [logged.run_names().get(catalogue.column(name).expression) for name in names]
         return [f"summary:{key}" for key in keys if key is not None]
 
-    is_generic = view.name == GENERIC.name
-    charts = () if is_generic else view.charts
-    panels = [Panel("bars", chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
+    panels = [Panel(chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in view.charts]
     answer = tuple(panel for panel in panels if panel.y)
-    sections = {"Answer": answer, **({} if view.is_profiled else shared.timed)}
+    sections = {"Answer": answer, **({} if view.is_profiled else shared.sections)}
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
     keys = keys_of(name for table in view.tables for name in table.columns)
     return Board(
-        "lmbench" if is_generic else f"lmbench {view.name}",
+        f"{shared.name} {view.name}",
         {title: panels for title, panels in sections.items() if panels},
         tuple(dict.fromkeys(("summary:outcome", *facts, *keys, *shared.columns))),
-        None if is_generic else view.name,
+        view.name,
         "kernels" if view.is_profiled else TIMING,
     )
 
@@ -173,12 +165,12 @@ def _plot_of(panel: Panel) -> Any:
     from wandb_workspaces.reports import v2 as wr
 
     names = [key.partition(":")[2] for key in panel.y]
-    if panel.kind == "bars":
-        return wr.BarPlot(
-            title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS,
-            groupby=wr.Config("label"), groupby_aggfunc="mean", groupby_rangefunc="minmax",
-        )  # fmt: skip
-    return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
+    if panel.y[0].startswith("series:"):
+        return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
+    return wr.BarPlot(
+        title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS,
+        groupby=wr.Config("label"), groupby_aggfunc="mean", groupby_rangefunc="minmax",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -136,17 +136,3 @@ def test_commits_are_searched_along_first_parents(bisect):
     assert servers.code == 0, servers.err
     assert git("log", "-1", "--format=%s", servers.figures["first"]).strip() == "step 11"
     assert servers.figures["subject"].startswith("step 11 (")
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["good.yaml", "good.yaml"], "good.yaml and good.yaml are the same option; give a good end and a bad one"),
-        (["torch==2.1", "numpy==2.1"], "torch==2.1 and numpy==2.1 are of different packages; give two versions of one"),
-        (["main", "next"], "is in no git repository"),
-    ],
-)
-def test_ends_that_make_no_row_are_told_in_one_line(bisect, words, line):
-    servers = bisect(*words)
-    assert servers.code == 2
-    assert line in servers.err

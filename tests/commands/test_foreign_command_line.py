@@ -17,7 +17,6 @@ from paths import SUPPORT
 from tables import rows
 
 from lmbench.cli import main
-from lmbench.errors import UsageError
 from lmbench.fit.choice import choose
 from lmbench.fit.command_line import CommandLine
 from lmbench.records.load import load_run
@@ -119,12 +118,6 @@ def test_another_class_over_a_file_keeps_the_arguments_that_it_takes_and_names_t
     assert (choice.is_set("model", "width"), choice.is_set("model", "depth")) == (True, False)
 
 
-def test_a_key_that_stands_twice_is_refused(tmp_path):
-    (tmp_path / "twice.yaml").write_text("measure: {steps: 3}\ntrainer:\n  max_steps: 3\n  max_steps: 4\n")
-    with pytest.raises(UsageError, match=r"twice.yaml' has 'max_steps' twice, in lines 3 and 4; keep one of them"):
-        choose("fit", ["--config", str(tmp_path / "twice.yaml")])
-
-
 @pytest.mark.parametrize(
     ("line", "ignored"),
     rows("""
@@ -215,11 +208,6 @@ def test_the_command_line_has_lightning_clis_habits_or_says_so(words, code, patt
     printed = capfd.readouterr()
     assert re.search(pattern, printed.err if code == "2" else printed.out, re.DOTALL)
     assert code == "0" or not printed.out
-
-
-@pytest.mark.parametrize("command", ["test", "predict"])
-def test_commands_of_lightning_cli_that_are_missing_are_said(command, refused):
-    assert f"unknown command '{command}'; lmbench measures training (fit) and" in refused(command, "smoke")
 
 
 def test_settings_in_the_environment_are_said_not_to_be_read(monkeypatch, capsys):

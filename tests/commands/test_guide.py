@@ -13,6 +13,7 @@ import torch
 import warm_server
 import yaml
 from fit_process import measure_here as measure
+from pages import PAGES, README, block, blocks_of
 from paths import ROOT
 from strangers import Telling
 
@@ -29,20 +30,8 @@ from lmbench.tune.space import read_space
 
 from conftest import Sleeper, SlowBatches
 
-README = (ROOT / "README.md").read_text()
-PAGES = {"README": README, **{topic: text(topic) for topic in topics()}}
 TEXT = "\n".join(PAGES.values())
 QUICK = ["--measure.warmup_steps=1", "--measure.steps=3", "--measure.min_window_s=0", "--measure.probe_steps=1"]
-
-
-def blocks_of(page):
-    """Language and text of each block of a page."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-
-
-def block(topic, language, holding):
-    (match,) = [text for lang, text in blocks_of(PAGES[topic]) if lang == language and holding in text]
-    return match
 
 
 def commands(language, text):

@@ -62,12 +62,12 @@ def listed(printed):
 
 def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed):
     runs = listed()
-    assert [(row["name"], row["path"], row["outcome"]) for row in runs] == [
-        ("last", "results/day3", "ok"),
-        ("last~1", "results/grid", "1 oom"),
-        ("last~2", "results/day2", "ok"),
-        ("last~3", "results/day1", "ok"),
-    ]
+    assert [[row["name"], row["path"], row["outcome"]] for row in runs] == rows("""
+last | results/day3 | ok
+last~1 | results/grid | 1 oom
+last~2 | results/day2 | ok
+last~3 | results/day1 | ok
+""")
     assert [row["step_s"] for row in runs] == [0.3, None, 0.2, 0.1]
     assert runs[1]["what"].startswith("4 cells, ")
     lines = [line for line in printed("list").splitlines() if line.startswith("last")]

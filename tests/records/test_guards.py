@@ -19,8 +19,8 @@ from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import Stage
 
 TIMES = [0.1 * (1 + 0.001 * (step * 7 % 3)) for step in range(20)]
-READING = {"sm_clock_hz": 1.98e9, "temperature_c": 60, "other_process_pids": [], "other_process_count": 0}
-CAPPED = {"power_capped_fraction": 0.0, "thermal_capped_fraction": 0.0, "sm_clock_drop_fraction": 0.0}
+CASES = yaml.safe_load((DATA / "guards.yaml").read_text())
+FAULTS = CASES["faults"]
 
 
 def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
@@ -44,38 +44,13 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
         )
         for step, step_s in enumerate([0.1] * 5 + times)
     ]
-    total_s = math.fsum(times)
-    healthy = {
-        "precision": "16-mixed",
-        "compile": {"is_enabled": True, "window_recompile_count": 0},
-        "window": {
-            "steps": len(times),
-            "requested_steps": 20,
-            "wall_s": total_s * wall,
-            "steps_sum_s": total_s,
-            "replaced_functions": [],
-        },
-        "phases": {
-            **as_dict(summarize_steps(steps)),
-            "other": {"share_fraction": 0.005},
-            "data": {"share_fraction": 0.01},
-        },
-        "device_state": {"open": READING, "close": READING, **CAPPED, "other_process_count": 0},
-        "host_state": {
-            "other_cpu_fraction": 0.02,
-            "steal_fraction": 0.0,
-            "waited_fraction": 0.001,
-            "page_fault_count": 40,
-        },
-        "collector": {"count": 0, "total_s": 0.0},
-        "memory.host_growth": {"bytes_per_step": 0.0, "low_bytes_per_step": -10.0},
-        "communication": {"sigterm_check_s": 0.0, "bucket_copy_bytes": 0, "bucket_split_count": 0},
-        "probe.is_complete": True,
-        "probe.training.parameters": 4,
-        "probe.training.has_new_batch": True,
-        "probe.training.depends_on_batch": True,
+    shares = {"other": {"share_fraction": 0.005}, "data": {"share_fraction": 0.01}}
+    measured = {
+        "window.wall_s": math.fsum(times) * wall,
+        "window.steps_sum_s": math.fsum(times),
+        "phases": as_dict(summarize_steps(steps)) | shares,
     }
-    record = put(copy.deepcopy(BASE), copy.deepcopy(healthy | changes))
+    record = put(copy.deepcopy(BASE), copy.deepcopy(CASES["healthy"] | measured | changes))
     return {guard.name: guard for guard in evaluate_guards(msgspec.convert(record, RunRecord), steps)}
 
 
@@ -88,10 +63,6 @@ def test_a_run_whose_steps_are_lost_is_judged_by_the_losses_of_its_record():
 
 def test_a_healthy_run_passes_every_guard_without_advice():
     assert {(guard.status, guard.advice) for guard in guards_of().values()} == {("pass", "")}
-
-
-CASES = yaml.safe_load((DATA / "guards.yaml").read_text())
-FAULTS = CASES["faults"]
 
 
 @pytest.mark.parametrize(("path", "value", "name", "status", "figure"), FAULTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
 from lmbench.records.field import PerPhase
@@ -85,12 +86,12 @@ def test_where_every_step_is_short_none_is_counted_as_left_out():
 
 @pytest.mark.parametrize(
     ("turns", "expected"),
-    [
-        ([0, 0, 0, 1, 1, 2], [2.0, 4.5, 6.0]),
-        # Single steps in turn, and the rest of the window without the other process.
-        ([0, 1, 2, 2, 2], [1.0, 2.0, 4.0]),
-        ([None, None], None),
-    ],
+    yaml.safe_load("""
+- [[0, 0, 0, 1, 1, 2], [2.0, 4.5, 6.0]]
+# Single steps in turn, and the rest of the window without the other process.
+- [[0, 1, 2, 2, 2], [1.0, 2.0, 4.0]]
+- [[null, null], null]
+"""),
 )
 def test_a_turn_of_several_steps_has_their_trimean(turns, expected):
     steps = [_step(step, step_s=float(step)) for step in range(1, len(turns) + 1)]
@@ -112,20 +113,20 @@ def test_moments_and_quantiles_have_their_own_fields():
 
 @pytest.mark.parametrize(
     ("strategy", "times", "late"),
-    [
-        # Data, forward, backward and step of each rank.
-        ("ddp", [(1, 10, 25, 36), (1, 15, 20, 36)], (1, "forward", 5)),
-        ("ddp", [(4, 10, 22, 36), (1, 10, 25, 36), (1, 10, 25, 36)], (0, "data", 3)),
-        # None where the loads are equal, where steps differ, where the forward has collectives, or for one rank.
-        ("ddp", [(1, 10, 25, 36), (1, 10, 25, 36)], None),
-        ("ddp", [(1, 10, 25, 36), (1, 15, 25, 41)], None),
-        ("fsdp2", [(1, 10, 25, 36), (1, 15, 20, 36)], None),
-        ("fsdp2", [(1, 10, 25, 36), (6, 10, 20, 36)], (1, "data", 5)),
-        ("ddp", [(1, 10, 25, 36)], None),
-    ],
+    yaml.safe_load("""
+# Data, forward, backward and step of each rank; late: rank, phase and wait.
+- [ddp, [[1, 10, 25, 36], [1, 15, 20, 36]], [1, forward, 5]]
+- [ddp, [[4, 10, 22, 36], [1, 10, 25, 36], [1, 10, 25, 36]], [0, data, 3]]
+- [fsdp2, [[1, 10, 25, 36], [6, 10, 20, 36]], [1, data, 5]]
+# None where the loads are equal, where steps differ, where the forward has collectives, or for one rank.
+- [ddp, [[1, 10, 25, 36], [1, 10, 25, 36]], []]
+- [ddp, [[1, 10, 25, 36], [1, 15, 25, 41]], []]
+- [fsdp2, [[1, 10, 25, 36], [1, 15, 20, 36]], []]
+- [ddp, [[1, 10, 25, 36]], []]
+"""),
 )
 def test_the_rank_that_others_wait_for_is_found_by_the_phases_before_they_meet(strategy, times, late):
     names = ("data", "forward", "backward", "step")
     run = RunRecord(SCHEMA_VERSION, "ok", config={"trainer": {"strategy": strategy}})
     run.per_rank = [RankRecord(rank, mean_s=dict(zip(names, spans, strict=True))) for rank, spans in enumerate(times)]
-    assert late_rank(run) == late
+    assert late_rank(run) == (tuple(late) or None)

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from lmbench.errors import UsageError
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.console import make_console, shortened
 from lmbench.report.render import FORMATS, Output, csv_field, escaped, give, print_answer, render
@@ -75,12 +74,12 @@ def test_markdown_is_aligned_and_its_notes_are_numbered():
 
 
 def test_csv_and_json_hold_every_figure_in_si_units():
-    rows = list(csv.DictReader(io.StringIO(render(ANSWER, "csv"))))
-    names = ["kind", "total_s", "total_std_s", "total_low_s", "total_high_s", "share_fraction"]
-    assert list(rows[0].values()) == ["gemm", "0.0123", "0.0004", "0.0119", "0.0127", "0.925"]
-    assert list(rows[0]) == names
+    names, values, *_ = csv.reader(io.StringIO(render(ANSWER, "csv")))
+    assert names == ["kind", "total_s", "total_std_s", "total_low_s", "total_high_s", "share_fraction"]
+    assert values == ["gemm", "0.0123", "0.0004", "0.0119", "0.0127", "0.925"]
     plain = json.loads(render(ANSWER, "json"))
-    assert plain["tables"]["kinds"][0] == dict(zip(names, ["gemm", 0.0123, 0.0004, 0.0119, 0.0127, 0.925], strict=True))
+    first = plain["tables"]["kinds"][0]
+    assert (list(first), list(map(str, first.values()))) == (names, values)
     assert (plain["busy_s"], plain["idle_s"]) == (0.5, None)
     assert plain["headline"][1] == ["WARN", "drifts"]
 
@@ -111,25 +110,12 @@ def test_the_first_screen_names_the_tables_that_wait(capsys):
     assert "trace        /tmp/trace.json" in capsys.readouterr().out
     give(ANSWER, Output(table="names"))
     assert "By kind" not in capsys.readouterr().out
-    with pytest.raises(UsageError, match="unknown --table 'kind'; choose one of kinds, names; did you mean"):
-        give(ANSWER, Output(table="kind"))
-
-
-def test_an_answer_without_a_trace_is_not_written_as_one(tmp_path):
-    with pytest.raises(UsageError, match=r"`--path` has one"):
-        give(ANSWER, Output(output=tmp_path / "t.json.gz"))
 
 
 def test_the_ending_of_a_file_says_its_format(tmp_path):
     for name, start in {"a.md": "## Kernels", "a.tex": r"\begin{table}", "a.html": "<!DOCTYPE html>"}.items():
         give(ANSWER, Output(output=tmp_path / name))
         assert (tmp_path / name).read_text().startswith(start)
-    with pytest.raises(UsageError, match="unknown --format 'xml'; choose one of terminal, markdown"):
-        Output(format="xml")
-    with pytest.raises(UsageError, match=r"unknown ending of --output '\.pdf'; choose one of \.md, \.csv"):
-        Output(output=tmp_path / "a.pdf")
-    with pytest.raises(UsageError, match="cannot be written; name a file in a folder that exists"):
-        Output(output=tmp_path / "none" / "a.md")
 
 
 WIDE = Table(

@@ -9,25 +9,22 @@ import statistics
 import pytest
 from runs import make_run, make_sweep, rows_of, section_of
 
+from lmbench.report.results import rows_table
+
 STEP = "phases.step.mean_s"
 
 
-@pytest.mark.parametrize(
-    ("means", "std", "spread"),
-    [
-        ([0.100, 0.102, 0.107], statistics.stdev([0.100, 0.102, 0.107]), "mean ± std between 3 processes"),
-        ([0.02, 0.02, 0.3], statistics.stdev([0.02, 0.02, 0.3]), "mean ± std between 3 processes"),
-        ([0.1], 0.001, "mean ± std of the steps within one run"),
-    ],
-)
-def test_the_spread_is_that_between_processes_or_within_the_only_one(means, std, spread, tmp_path):
+@pytest.mark.parametrize("means", [[0.100, 0.102, 0.107], [0.02, 0.02, 0.3], [0.1]])
+def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_path):
     def change(_, repeat):
         return {STEP: means[repeat], "phases.step.std_s": 0.001}
 
     home = make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=len(means), change=change)
     (row,), section = rows_of(home), section_of(home)
+    std = statistics.stdev(means) if means[1:] else 0.001
     assert (row["step_s"], row["step_std_s"]) == pytest.approx((statistics.fmean(means), std))
-    assert section.tables[0].caption.endswith(spread)
+    spread = "between 3 processes" if means[1:] else "of the steps within one run"
+    assert section.tables[0].caption.endswith(f"mean ± std {spread}")
     # Whiskers are the interval between processes.
     (point,) = section.charts()[0].spec["data"]["values"]
     ends = [row.get(f"step_{end}_s") for end in ("low", "high")]
@@ -140,6 +137,11 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
     assert [text for text in answers if "0.97x" in text and ("(undecided)" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
+
+
+def test_a_stored_answers_times_are_shown_in_ms_and_its_rates_as_they_are():
+    table = rows_table("kept", [{"step_s": 0.25, "flops_per_s": 7.9e14, "peak_bytes": 2**30, "way": "a"}])
+    assert [column.heading for column in table.columns] == ["step (ms)", "flops_per_s", "peak (GiB)", "way"]
 
 
 # damaged sweep files and unknown views

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from fit_process import QUICK
 from paths import RUNS
 from tables import flat
@@ -77,15 +78,11 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
 
 @pytest.mark.parametrize(
     ("fraction", "causal_fraction", "source", "words"),
-    [
-        (
-            1.342,
-            1.2,
-            "a datasheet",
-            "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an",
-        ),
-        (0.473, 0.455, "a datasheet; elsewhere 2382 or 2500", "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"),
-    ],
+    yaml.safe_load("""
+- [1.342, 1.2, a datasheet, "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an"]
+- [-0.5, 0.455, a datasheet, "MFU none: it would be -50.0% of the peak, which no device reaches"]
+- [0.473, 0.455, a datasheet; elsewhere 2382 or 2500, "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"]
+"""),
 )
 def test_an_mfu_that_cannot_be_is_refused_and_a_disputed_peak_stands_beside_it(
     fraction, causal_fraction, source, words

@@ -59,21 +59,23 @@ def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, printed):
 
 def test_every_number_of_a_record_is_a_column_with_its_unit():
     catalogue = make_catalogue()
+    # Titles name tokens/s and mJ/token.
+    words = {"s": "ms", "bytes": "GiB", "fraction": "%", "tokens/s": "", "J/token": ""}
     for name, field in fields("run").items():
         if field.about.is_number:
             column = catalogue.column(name)
-            assert column.unit.word in {"s": "ms", "bytes": "GiB", "fraction": "%"}.get(field.unit, field.unit)
-    headings = {
-        "device_state.open.sm_clock_hz": ("open sm clock", "Hz"),
-        "phases.backward.lag.median_s": ("backward lag median", "ms"),
-        "memory.phase_peak_allocated_bytes.forward": ("peak in forward", "GiB"),
-        "window.skipped_count": ("skipped", ""),
-        "throughput.model_flops_per_s": ("model flops", "FLOP/s"),
-        "device_state.energy_j": ("energy", "J"),
-        "loss.last": ("last loss", "nat"),
-    }
-    columns = {name: catalogue.column(name) for name in headings}
-    assert {name: (column.title, column.unit.word) for name, column in columns.items()} == headings
+            assert column.unit.word in words.get(field.unit, field.unit)
+    for name, title, unit in rows("""
+device_state.open.sm_clock_hz | open sm clock | Hz
+phases.backward.lag.median_s | backward lag median | ms
+memory.phase_peak_allocated_bytes.forward | peak in forward | GiB
+window.skipped_count | skipped steps | -
+throughput.model_flops_per_s | model flops | FLOP/s
+device_state.energy_j | energy | J
+loss.last | last loss | nat
+"""):
+        column = catalogue.column(name)
+        assert (column.title, column.unit.word) == (title, unit)
 
 
 @pytest.mark.parametrize(
