@@ -26,7 +26,6 @@ from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
-    COLLECTIVE_FAILED,
     COMPLETE,
     Ending,
     definition_of_step,
@@ -239,7 +238,7 @@ class RunRecorder(Observer):
         assert ending.error is not None
         assert self.folder is not None
         if collective := failed_collective(exception):
-            ending.error.kind = COLLECTIVE_FAILED
+            ending.error.collective = collective
             # Gloo's message begins with a place in its source.
             ending.error.message = re.sub(r"^\[\S+:\d+\] ", "", f"{ending.error.message} (in {collective})")
         if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE):

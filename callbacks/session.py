@@ -442,7 +442,7 @@ class MeasurementSession(LeanCallback):
         if self.probe_kind is ProbeKind.SETTLE:
             self._settle_steps += 1
             if self._agreed_steps is None:
-                is_settled = self.timer is None or self.timer.is_settled()
+                is_settled = self.timer is None or self.timer.is_settled(self._settle_steps)
             else:
                 is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
             if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:

@@ -53,13 +53,11 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the lengths and contents of all files in order, but not of their names and folders."""
+        """Hash of the contents of all files in order, but not of their names and folders."""
         digest = hashlib.sha256()
         for path in self.files:
-            digest.update(path.stat().st_size.to_bytes(8, "little"))
             with path.open("rb") as file:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
+                digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
     @cached_property

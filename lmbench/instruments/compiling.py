@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 
@@ -80,6 +81,11 @@ class CompileOptions:
         """Keyword arguments of `torch.compile`."""
         mode = None if self.mode == "default" else self.mode
         return {"mode": mode, "fullgraph": self.fullgraph, "dynamic": self.dynamic, "backend": self.backend}
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a part of a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
+    return any(part._compiled_call_impl is not None or isinstance(part, OptimizedModule) for part in module.modules())
 
 
 def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack) -> list[str]:

@@ -10,7 +10,6 @@ import inspect
 import re
 import signal
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from traceback import FrameSummary, walk_tb
 from types import TracebackType
@@ -47,8 +46,6 @@ class Ending(NamedTuple):
     error: RunError | None = None
 
 
-#: The kind of error of a rank whose collective failed because another rank did.
-COLLECTIVE_FAILED = "CollectiveFailed"
 COMPLETE = Ending("ok", ExitCode.OK)
 
 
@@ -317,10 +314,10 @@ class FlightRecord(Struct):
 
 def failed_collective(exception: BaseException) -> str | None:
     """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
-    dump: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None or not (isinstance(exception, DistError) or re.search("gloo|pair closure", message_of(exception))):
+    if not (isinstance(exception, DistError) or re.search("gloo|pair closure", message_of(exception))):
         return None
-    entries = msgspec.json.decode(dump(True, False), type=FlightRecord, strict=False).entries
+    record = torch._C._distributed_c10d._dump_fr_trace_json(True, False)  # type: ignore[attr-defined]
+    entries = msgspec.json.decode(record, type=FlightRecord, strict=False).entries
     # Gloo's entries all stay `scheduled`, and the last one failed. NCCL marks the running one as `started`.
     running = [entry for entry in entries if entry.state == "started"]
     return str((running or entries[-1:])[0]) if entries else None

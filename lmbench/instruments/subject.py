@@ -174,10 +174,10 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     return count_input_ids
 
 
-def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, in the order of its structure."""
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a value, such as a batch, in the order of its structure."""
     # A tokenizer's batch is a mapping that pytrees do not know.
-    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    leaves = tree_leaves(dict(value) if isinstance(value, Mapping) else value)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
