@@ -29,10 +29,10 @@ from lmbench.instruments.ending import (
     COMPLETE,
     Ending,
     definition_of_step,
-    ending_of,
     failed,
     failed_collective,
     frame_location,
+    interrupted,
     is_usage_error,
     judge,
 )
@@ -334,7 +334,7 @@ class RunRecorder(Observer):
                 setattr(self.run, name, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
-                self._note(ending_of(COMPLETE, has_failed_guard=self._has_failed_guard))
+                self._note(self._complete_ending())
             self.folder.write_run(self.run)
 
     def close(self, ending: Ending) -> None:
@@ -349,16 +349,7 @@ class RunRecorder(Observer):
                 self.folder.close()
                 self.run.unwritten_step_count = self.folder.unwritten_count
                 fault = self._summarize(ending) if self._session is not None else None
-                ending = ending_of(
-                    ending,
-                    fault,
-                    received(),
-                    self.folder.unwritten_count,
-                    self.folder.error,
-                    self.run.profile.trace_error if self.run.profile is not None else None,
-                    self._without_loss(),
-                    self._has_failed_guard,
-                )
+                ending = self._first_failure(fault) if ending.outcome == "ok" else ending
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.
@@ -371,10 +362,29 @@ class RunRecorder(Observer):
         self.run.outcome, self.run.error = ending.outcome, ending.error
         self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
 
-    @property
-    def _has_failed_guard(self) -> bool:
-        """Whether a guard failed in a run under `strict`."""
-        return bool(self.run.strict) and any(guard.status == "fail" for guard in self.run.guards)
+    def _complete_ending(self) -> Ending:
+        """The ending of a run in which nothing failed but, under `strict`, a guard."""
+        has_failed_guard = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
+        return Ending("ok", ExitCode.GUARD_FAILED) if has_failed_guard else COMPLETE
+
+    def _first_failure(self, fault: Exception | None) -> Ending:
+        """The ending of a run that measured to its end, by the first failure after that.
+
+        `fault` is how lmbench's own summary failed.
+        """
+        assert self.folder is not None
+        if fault is not None:
+            return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
+        if (signum := received()) is not None:
+            return interrupted(signum, "summary")
+        count, error, profile = self.folder.unwritten_count, self.folder.error, self.run.profile
+        if count or error is not None:
+            reason = (error and error.strerror) or "memory for records that wait was used up"
+            message = f"{reason}: {count} steps are not in steps.jsonl; the summary has them"
+            return failed("OSError", message, "recording")
+        if profile is not None and profile.trace_error:
+            return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
+        return self._without_loss() or self._complete_ending()
 
     def _summarize(self, ending: Ending) -> Exception | None:
         """Summarize the steps in the record; returns how that failed, after printing the traceback."""

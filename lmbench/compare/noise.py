@@ -13,25 +13,20 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
-from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import (
     METRICS,
     STEP,
-    Runs,
-    are_rounds,
     home_of,
     join_cells,
-    paired,
     read_side,
     split_usable,
-    turn_differences,
 )
 from lmbench.errors import UsageError, tell
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.settings import as_text, brief, settings
+from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import (
     CONFIDENCE,
     detectable_fraction,
@@ -40,7 +35,7 @@ from lmbench.records.statistics import (
     std_of_logs,
 )
 from lmbench.records.store import write_whole
-from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS, SIDE
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.facts import describe, is_notable
 from lmbench.report.frame import frame_of
@@ -73,11 +68,6 @@ class NoiseEntry(Struct, frozen=True):
     facts: dict[str, str]
     metrics: dict[str, Noise]
     days: int = 1
-
-    def differences_from(self, facts: dict[str, str]) -> list[str]:
-        """The floor's facts that a run with these facts does not have: `data.batch_size 8`; none if it is the run's."""
-        names = [name for name in {**facts, **self.facts} if self.facts.get(name) != facts.get(name)]
-        return [f"{name} {brief(self.facts.get(name))}" for name in names]
 
 
 class NoiseFile(Struct, frozen=True):
@@ -134,7 +124,6 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
         problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
-    problems += _in_turns(runs)
     if not entries:
         raise UsageError("; ".join(line.text for line in problems[:3]))
     path = store_noise(home or home_of(runs), [entry for _, entry in entries])
@@ -142,18 +131,6 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     shared = frame_of(firsts, None).shared()
     names = [name for name, value in shared.items() if name in ("gpu", "host") or is_notable(name, value)]
     return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
-
-
-def _in_turns(runs: Runs) -> list[Line]:
-    """A line on the noise of rounds in which the processes of two sides took turns, for `compare --run`."""
-    a, b = ([run for run in runs if value_at(run.record, f"sweep.axes.{SIDE}") == side] for side in "AB")
-    pairs = list(zip(*paired(a, b), strict=True)) if a and b and are_rounds(a, b) else []
-    differences = [STEP.difference(*pair) for pair in pairs if turn_differences(*pair).size]
-    if len(differences) < MIN_NOISE_REPEATS:
-        return []
-    std = float(np.std(differences, ddof=1))
-    text = f"{percent_short(std)} is the standard deviation of B / A over {len(differences)} rounds"
-    return [Line("in turns", f"{text}: `compare --run` takes about {rounds_until(0.02, std)} for +2 %")]
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:

@@ -119,44 +119,6 @@ def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = Exi
     return Ending("error", exit_code, error_facts(kind, message, phase))
 
 
-def ending_of(
-    ending: Ending,
-    summary_fault: Exception | None = None,
-    signum: int | None = None,
-    unwritten_count: int = 0,
-    write_error: OSError | None = None,
-    trace_error: str | None = None,
-    without_loss: Ending | None = None,
-    has_failed_guard: bool = False,
-) -> Ending:
-    """The ending of a run: the first failure that it has.
-
-    Args:
-        ending: how measuring ended.
-        summary_fault: how lmbench's own summary failed.
-        signum: a signal that came during the summary.
-        unwritten_count: steps that are not in steps.jsonl.
-        write_error: why they could not be written.
-        trace_error: why the trace could not be written.
-        without_loss: the ending of a run in which every step of the window was skipped.
-        has_failed_guard: a guard failed in a run under `strict`, which sets the exit code.
-    """
-    if ending.outcome != "ok":
-        return ending
-    if summary_fault is not None:
-        message = f"lmbench's own summary failed: {summary_fault}"
-        return failed(type(summary_fault).__name__, message, "summary")
-    if signum is not None:
-        return interrupted(signum, "summary")
-    if unwritten_count or write_error is not None:
-        reason = (write_error and write_error.strerror) or "memory for records that wait was used up"
-        message = f"{reason}: {unwritten_count} steps are not in steps.jsonl; the summary has them"
-        return failed("OSError", message, "recording")
-    if trace_error:
-        return failed("OSError", f"{trace_error}: the trace is lost, the steps are there", "recording")
-    return without_loss or Ending("ok", ExitCode.GUARD_FAILED if has_failed_guard else ExitCode.OK)
-
-
 def _unused(exception: BaseException) -> str:
     """The names of the parameters whose indices ddp's error has, for a sentence; empty if they are unknown."""
     indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(exception))

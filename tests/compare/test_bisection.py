@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
 from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
 from lmbench.compare.rounds import ratio_by_rounds
@@ -53,13 +52,3 @@ def test_a_change_of_10_percent_is_found_in_19_of_20_histories():
 
 def test_nothing_is_found_where_nothing_changed():
     assert [Machine(seed).ends(0.0) for seed in range(5)] == [None] * 5
-
-
-@pytest.mark.parametrize(("votes", "expected"), [([(0, 0), (6, 0), (0, 6), (0, 6)], 2), ([(0, 0), (0, 6)], 1)])
-def test_the_first_bad_one_follows_the_last_good_one(votes, expected):
-    assert int(probabilities_of([Votes(*vote) for vote in votes]).argmax()) == expected
-
-
-def test_a_suspect_near_the_border_is_measured_again():
-    votes = [Votes(), Votes(0, 0), Votes(1, 1), Votes(0, 0), Votes(0, 6)]
-    assert next_suspect(probabilities_of(votes)) == 2

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from comparison_runs import decided, make_run
 from simulated_rounds import MACHINES, simulate
-from tables import flat
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.rounds import ratio_by_rounds, rounds_until
@@ -130,7 +129,7 @@ def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_pat
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]
 
 
-def test_rounds_in_turns_have_the_median_difference_of_their_turns_and_noise_knows_their_spread(tmp_path, printed):
+def test_rounds_in_turns_have_the_median_difference_of_their_turns(tmp_path):
     # One turn was disturbed on both sides.
     turns = {
         (side, repeat): {"window__turn_steps_s": [1.0, 0.05 * factor, 0.06 * factor, 0.07 * factor]}
@@ -140,4 +139,3 @@ def test_rounds_in_turns_have_the_median_difference_of_their_turns_and_noise_kno
     cell = compared(tmp_path, quiet(6), turns)
     assert cell.metrics[0].ratio.differences == pytest.approx([math.log(1.03)] * 6)
     assert (cell.verdict, cell.metrics[0].ratio.point) == ("slower", pytest.approx(1.03))
-    assert "% is the standard deviation of B / A over 6 rounds" in flat(printed("noise", tmp_path))
