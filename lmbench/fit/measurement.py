@@ -211,8 +211,6 @@ class Measurement:
             synchronize(trainer.strategy.root_device)
             apply_mode(module, self.mode, self.zero_grad)
             if self.command == "fit":
-                if flags.get("val_check_interval") is not None and not trainer.limit_val_batches:
-                    tell("training is measured without validation; --trainer.limit_val_batches 1.0 validates too")
                 trainer.fit(module, data, **options)
             else:
                 trainer.limit_val_batches = trainer.limit_val_batches or 1.0
