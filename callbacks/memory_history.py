@@ -106,7 +106,7 @@ class MemoryHistory(Observer):
         if self._history is not None:
             self._ledger.note_saved(loss)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: Any) -> None:
         if self._history is not None:
             self._ledger.note_state()
 

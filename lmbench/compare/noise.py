@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
@@ -28,7 +28,6 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import (
-    CONFIDENCE,
     detectable_fraction,
     logs_of,
     ratio_from,
@@ -42,7 +41,6 @@ from lmbench.report.frame import frame_of
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
-_SPLITS = 500
 
 
 class Noise(Struct, frozen=True):
@@ -50,7 +48,7 @@ class Noise(Struct, frozen=True):
 
     `std_fraction` is the standard deviation between processes, of logarithms. `drift_fraction` is the change from the
     earlier half of the repeats to the later half. `floor_fraction` is the larger of the drift's size and the change
-    that 95 % of random splits into halves stay below.
+    that two random halves stay below in 95 of 100 cases, 1.96 standard errors.
     """
 
     n: int
@@ -80,11 +78,9 @@ class NoiseFile(Struct, frozen=True):
 def measure_noise(values: Sequence[float]) -> Noise:
     """The noise of the values of at least six processes, in the order of measurement."""
     logs, half = logs_of(values), len(values) // 2
-    shuffled = np.random.default_rng(0).permuted(np.tile(logs, (_SPLITS, 1)), axis=1)
-    splits = shuffled[:, :half].mean(axis=1) - shuffled[:, half : 2 * half].mean(axis=1)
-    drift = float(logs[-half:].mean() - logs[:half].mean())
-    limit = float(np.quantile(np.abs(splits), CONFIDENCE))
-    return Noise(len(values), std_of_logs(logs) or 0.0, ratio_from(drift) - 1, ratio_from(max(limit, abs(drift))) - 1)
+    std, drift = std_of_logs(logs) or 0.0, float(logs[-half:].mean() - logs[:half].mean())
+    floor = max(1.96 * std * math.sqrt(2 / half), abs(drift))
+    return Noise(len(values), std, ratio_from(drift) - 1, ratio_from(floor) - 1)
 
 
 def noise_facts(record: RunRecord) -> dict[str, str]:
@@ -173,7 +169,7 @@ _COLUMNS = (
 _MEANINGS = (
     Line("spread", "standard deviation between processes"),
     Line("drift", "later half of the repeats against the earlier one"),
-    Line("floor", "what 95 % of random splits into halves stay under, or the drift if that is more"),
+    Line("floor", "two random halves differ by less in 95 of 100 cases; the drift where that is more"),
     Line("", "compare calls nothing below it faster or slower"),
 )
 

@@ -26,8 +26,7 @@ class Machine:
         differences = []
         for count in range(1, 31):
             differences.append(self.difference(change))
-            ratio = ratio_by_rounds(differences, [number % 2 == 0 for number in range(count)])
-            if count >= 6 and ratio.lies_beyond(GATE):
+            if count >= 6 and ratio_by_rounds(differences).lies_beyond(GATE):
                 return differences
         return None
 
