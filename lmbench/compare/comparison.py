@@ -278,8 +278,7 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     if is_invalid:
         return
     if step.noise_floor_fraction is None:
-        others = " of these runs, only of others" if floors else ""
-        cell.notes.append(f"no A/A noise floor is known{others}; `lmbench noise` measures it")
+        cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)):
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))
