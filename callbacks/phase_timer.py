@@ -21,7 +21,9 @@ from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.field import mean_of
 from lmbench.records.step import NORMS, StepRecord
+from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, STAGES, Stage
+from lmbench.report.units import milliseconds
 
 # Steps, and seconds of steps, that a SIGKILL may lose at most.
 FLUSH_STEPS = 50
@@ -65,6 +67,12 @@ class PhaseTimer(Observer):
     def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
         self.clock = clock
         self.records = deque[StepRecord]()
+
+    def __repr__(self) -> str:
+        phases = summarize_steps(self.records)
+        count = 0 if phases.step is None else phases.step.n
+        means = ", ".join(f"{span} {milliseconds(phase.mean_s)}" for span, phase in phases.items())
+        return f"{type(self).__name__}, mean of {count} steps in ms: {means}"
 
     def prepare(self) -> None:
         self.records = self.session.records

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lmbench.callbacks import PhaseTimer, RunRecorder
@@ -53,3 +55,4 @@ def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sle
         assert [step for step, *_ in logger.calls] == [*range(last - len(timer.records), last), last - 1]
         assert {reached for *_, reached in logger.calls} == {last}
     assert logger.calls[-1][1]["lmbench/summary/time/step_ms"] > 0
+    assert re.match(r"PhaseTimer, mean of 1 steps in ms: step [\d.]+, data [\d.]+, ", repr(timer))
