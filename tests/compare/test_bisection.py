@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
+from lmbench.compare.bisection import next_suspect, probabilities_of
 from lmbench.compare.rounds import ratio_by_rounds
 
 COUNT, CHANGE, GATE = 64, math.log(1.1), 0.02
@@ -37,11 +37,10 @@ def first_bad(planted, machine):
     if ends is None:
         return None
     change = float(np.median(ends))
-    votes = [Votes()] * (COUNT - 1) + [votes_of(ends, change)]
-    while (index := next_suspect(probabilities_of(votes))) is not None:
-        vote = votes_of([machine.difference(CHANGE if index >= planted else 0.0)], change)
-        votes[index] = Votes(votes[index].good + vote.good, votes[index].bad + vote.bad)
-    return int(probabilities_of(votes).argmax())
+    rounds = [[] for _ in range(COUNT - 1)] + [ends]
+    while (index := next_suspect(probabilities_of(rounds, change))) is not None:
+        rounds[index].append(machine.difference(CHANGE if index >= planted else 0.0))
+    return int(probabilities_of(rounds, change).argmax())
 
 
 def test_a_change_of_10_percent_is_found_in_19_of_20_histories():
