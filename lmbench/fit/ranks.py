@@ -35,7 +35,7 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
-from lmbench.fit.flight_recorder import Stop, read_stop, recording_variables
+from lmbench.fit.flight_recorder import read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import Ending, failed
 from lmbench.python_process import die_with_parent
@@ -111,7 +111,7 @@ class RankEnd(NamedTuple):
     was_waited_for: bool
 
 
-def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[RankEnd], Stop | None]:
+def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[RankEnd], str | None]:
     """Fork `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
 
     The collective in which they stopped is returned, too, where NCCL noticed.
@@ -259,7 +259,7 @@ def cause_of(ends: list[RankEnd]) -> RankEnd | None:
     return min(failures, key=lambda end: _silence(end.run), default=None)
 
 
-def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = None) -> Ending | None:
+def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: str | None = None) -> Ending | None:
     """The measurement's ending because of a failed rank; None if rank 0's own record says everything.
 
     If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
@@ -268,9 +268,7 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = Non
     hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
     if (error := run.record.error) is None:
         if cause.code == -signal.SIGABRT and stop is not None:
-            waited = f"rank {stop.rank} waited {stop.collective.timeout_ms / 1e3:g} s in {stop.collective}"
-            calls = "".join(f", where rank {rank} called {collective}" for rank, collective in stop.others.items())
-            return failed("CollectiveFailed", f"{hangs}{waited}{calls}", None)
+            return failed("CollectiveFailed", f"{hangs}{stop}", None)
         how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
