@@ -49,11 +49,9 @@ def read_stop(folder: Path, count: int) -> str | None:
     # Of ranks that wait in collectives of one number, the first.
     rank, waited = min(waits, key=lambda wait: wait[1].collective_seq_id)
     text = f"rank {rank} waited {waited.timeout_ms / 1e3:g} s in {waited}"
+    number = waited.process_group, waited.collective_seq_id
     for other, call in calls:
-        has_its_number = (
-            call.process_group == waited.process_group and call.collective_seq_id == waited.collective_seq_id
-        )
-        if has_its_number and str(call) != str(waited):
+        if (call.process_group, call.collective_seq_id) == number and str(call) != str(waited):
             text += f", where rank {other} called {call}"
     return text
 
