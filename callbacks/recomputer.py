@@ -27,7 +27,7 @@ class Recomputer(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._undo = recompute_in_place(pl_module, self.options)
 
-    def teardown(self, *_: Any) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._undo.close()
 
     def on_exception(self, *_: Any) -> None:
