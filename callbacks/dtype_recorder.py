@@ -11,6 +11,7 @@ from torch import Tensor
 from lmbench.callbacks.observer import Observer
 from lmbench.dtypes.answer import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
+from lmbench.instruments.compiling import is_compiled
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
@@ -51,7 +52,7 @@ class DtypeRecorder(Observer):
             return
         self._record.reason = "the step whose dtypes were noted did not end"
         step = self._step = StepDtypes(self.module, self.session.device)
-        self._record.was_compiled = step.is_compiled
+        self._record.was_compiled = is_compiled(self.module)
         step.start(self.session.track.current)
         # Also after an exception: the hooks would stay in this process.
         self.undo.callback(step.stop)

@@ -13,6 +13,7 @@ from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
 from lmbench.device.history import History
 from lmbench.errors import check_at_least
+from lmbench.instruments.compiling import is_compiled
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, WORKSPACES, CountedPeaks, MemoryNotes
 from lmbench.memory.recording import Ledger
@@ -83,9 +84,7 @@ class MemoryHistory(Observer):
         self.undo.callback(self._ranges.end)
         # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
         # is compiled. Only runs of lmbench's own record that (`compile.is_enabled`).
-        is_eager = self.session.run.compile.is_enabled is False and not any(
-            getattr(child, "_compiled_call_impl", None) is not None for child in module.modules()
-        )
+        is_eager = self.session.run.compile.is_enabled is False and not is_compiled(module)
         if self._is_window or is_eager:
             self._ledger.watch()
             self.undo.callback(ModuleRanges(module, None).remove)
@@ -107,7 +106,7 @@ class MemoryHistory(Observer):
         if self._history is not None:
             self._ledger.note_saved(loss)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: Any) -> None:
         if self._history is not None:
             self._ledger.note_state()
 

@@ -22,7 +22,7 @@ from lmbench.interruption import held
 from lmbench.records.field import mean_of
 from lmbench.records.step import GRADIENT_NORM, StepRecord
 from lmbench.records.summary import summarize_steps
-from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, SPANS, STAGES, Stage
+from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, STAGES, Stage
 from lmbench.report.units import milliseconds
 
 # Steps, and seconds of steps, that a SIGKILL may lose at most.
@@ -70,11 +70,9 @@ class PhaseTimer(Observer):
 
     def __repr__(self) -> str:
         phases = summarize_steps(self.records)
-        if phases.step is None:
-            return f"{type(self).__name__}: no step of a window yet"
-        means = {span: phases.get(span) for span in SPANS}
-        texts = [f"{span} {milliseconds(part.mean_s)}" for span, part in means.items() if part]
-        return f"{type(self).__name__}, mean of {phases.step.n} steps in ms: {', '.join(texts)}"
+        count = 0 if phases.step is None else phases.step.n
+        means = ", ".join(f"{span} {milliseconds(phase.mean_s)}" for span, phase in phases.items())
+        return f"{type(self).__name__}, mean of {count} steps in ms: {means}"
 
     def prepare(self) -> None:
         self.records = self.session.records
@@ -105,11 +103,10 @@ class PhaseTimer(Observer):
             self._losses.append(self._ring.put(loss))
 
     def run_closing(self, exception: BaseException | None) -> None:
-        if self._is_running and exception is not None:
-            self._deliver()
-        elif self._is_running and self.session.stage is Stage.WARMUP:
-            # Training ended before the window opened.
-            synchronize(self.session.device)
+        if self._is_running:
+            if exception is None:
+                # Training may have ended before the window opened.
+                synchronize(self.session.device)
             self._deliver()
 
     # the session's events
@@ -154,19 +151,18 @@ class PhaseTimer(Observer):
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
             synchronize(self.session.device)
             self._restart()
-            self._settle_steps, self._settling_since_s = 0, time.monotonic()
+            self._settling_since_s = time.monotonic()
         elif kind is ProbeKind.LAG:
             self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
 
-    def is_settled(self) -> bool:
+    def is_settled(self, settle_steps: int) -> bool:
         """Whether the device is as far behind the host as it was in the window, or at least AMPLE_LAG_S behind.
 
         A device that kept up with the host in the window is settled at once. A queue that takes dozens of long steps
         has finished none of them when all are issued. So the lag is also estimated: the issued steps last as long as
         the window's, and the device has worked on them since settling began.
         """
-        self._settle_steps += 1
-        queued_s = self._settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
+        queued_s = settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S:
             return True
         lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]

@@ -26,14 +26,13 @@ from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
-    COLLECTIVE_FAILED,
     COMPLETE,
     Ending,
     definition_of_step,
-    ending_of,
     failed,
     failed_collective,
     frame_location,
+    interrupted,
     is_usage_error,
     judge,
 )
@@ -95,6 +94,12 @@ class RunRecorder(Observer):
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
         self._has_warned = False
+
+    @property
+    def result(self) -> RunFolder:
+        """The result folder, once there is one."""
+        assert self.folder is not None
+        return self.folder
 
     @property
     def exit_code(self) -> ExitCode | None:
@@ -237,15 +242,14 @@ class RunRecorder(Observer):
             is_lmbench_subject &= self.run.model.attention_check is None
         ending = judge(exception, phase, is_lmbench_subject)
         assert ending.error is not None
-        assert self.folder is not None
         if collective := failed_collective(exception):
-            ending.error.kind = COLLECTIVE_FAILED
+            ending.error.collective = collective
             # Gloo's message begins with a place in its source.
             ending.error.message = re.sub(r"^\[\S+:\d+\] ", "", f"{ending.error.message} (in {collective})")
         if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE):
             with suppress(OSError):
                 text = masked_message("".join(traceback.format_exception(exception)))
-                (self.folder.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
+                (self.result.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
                 ending.error.traceback_file = TRACEBACK_FILE
         return ending
 
@@ -291,16 +295,14 @@ class RunRecorder(Observer):
             self.folder = None
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
-        assert self.folder is not None
-        self.folder.append_steps(records)
-        if self.folder.error is not None:
-            self._warn(self.folder.error)
+        self.result.append_steps(records)
+        if self.result.error is not None:
+            self._warn(self.result.error)
 
     def _write(self) -> bool:
-        assert self.folder is not None
         self.run.milestones = milestones()
         try:
-            self.folder.write_run(self.run)
+            self.result.write_run(self.run)
         except OSError as error:
             self._warn(error)
             return False
@@ -311,9 +313,8 @@ class RunRecorder(Observer):
         if self._has_warned:
             return
         self._has_warned = True
-        assert self.folder is not None
         with suppress(OSError):
-            tell(f"{self.folder.path}: {error.strerror or error}; measuring goes on, records wait in memory")
+            tell(f"{self.result.path}: {error.strerror or error}; measuring goes on, records wait in memory")
 
     def complete(self, field: str, part: object, guards: list[Guard]) -> None:
         """Add to the closed record what a pass's reader found in the trace, the history or a prediction.
@@ -326,7 +327,6 @@ class RunRecorder(Observer):
         Raises:
             OSError: the record cannot be written.
         """
-        assert self.folder is not None
         with held():
             name, _, room = field.partition(".")
             if room:
@@ -335,35 +335,25 @@ class RunRecorder(Observer):
                 setattr(self.run, name, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
-                self._note(ending_of(COMPLETE, has_failed_guard=self._has_failed_guard))
-            self.folder.write_run(self.run)
+                self._note(self._complete_ending())
+            self.result.write_run(self.run)
 
     def close(self, ending: Ending) -> None:
         """Close the record, or change its ending where something failed after it was closed."""
-        assert self.folder is not None
         with held():
             if self.exit_code is None:
                 self._note(ending)
                 if ending is not COMPLETE:
                     # Summarizing takes time, and a kill meanwhile must not lose the outcome.
                     self._write()
-                self.folder.close()
-                self.run.unwritten_step_count = self.folder.unwritten_count
+                self.result.close()
+                self.run.unwritten_step_count = self.result.unwritten_count
                 fault = self._summarize(ending) if self._session is not None else None
-                ending = ending_of(
-                    ending,
-                    fault,
-                    received(),
-                    self.folder.unwritten_count,
-                    self.folder.error,
-                    self.run.profile.trace_error if self.run.profile is not None else None,
-                    self._without_loss(),
-                    self._has_failed_guard,
-                )
+                ending = self._first_failure(fault) if ending.outcome == "ok" else ending
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.
-            self.folder.release()
+            self.result.release()
             if not self._write() and getattr(self.run.error, "phase", "recording") == "recording":
                 message = "run.json could not be written, and this summary is from memory"
                 self._note(failed("OSError", message, "recording"))
@@ -372,15 +362,32 @@ class RunRecorder(Observer):
         self.run.outcome, self.run.error = ending.outcome, ending.error
         self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
 
-    @property
-    def _has_failed_guard(self) -> bool:
-        """Whether a guard failed in a run under `strict`."""
-        return bool(self.run.strict) and any(guard.status == "fail" for guard in self.run.guards)
+    def _complete_ending(self) -> Ending:
+        """The ending of a run in which nothing failed but, under `strict`, a guard."""
+        has_failed_guard = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
+        return Ending("ok", ExitCode.GUARD_FAILED) if has_failed_guard else COMPLETE
+
+    def _first_failure(self, fault: Exception | None) -> Ending:
+        """The ending of a run that measured to its end, by the first failure after that.
+
+        `fault` is how lmbench's own summary failed.
+        """
+        if fault is not None:
+            return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
+        if (signum := received()) is not None:
+            return interrupted(signum, "summary")
+        count, error, profile = self.result.unwritten_count, self.result.error, self.run.profile
+        if count or error is not None:
+            reason = (error and error.strerror) or "memory for records that wait was used up"
+            message = f"{reason}: {count} steps are not in steps.jsonl; the summary has them"
+            return failed("OSError", message, "recording")
+        if profile is not None and profile.trace_error:
+            return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
+        return self._without_loss() or self._complete_ending()
 
     def _summarize(self, ending: Ending) -> Exception | None:
         """Summarize the steps in the record; returns how that failed, after printing the traceback."""
-        session, folder, run = self.session, self.folder, self.run
-        assert folder is not None
+        session, run = self.session, self.run
         run.window.steps = session.window_steps
         try:
             steps = self._steps()
@@ -409,8 +416,7 @@ class RunRecorder(Observer):
 
     def _steps(self) -> list[StepRecord]:
         """The steps in the folder and those that wait; the session's latest where somebody removed the folder."""
-        assert self.folder is not None
         try:
-            return load_run(self.folder.path).steps + self.folder.waiting_steps()
+            return load_run(self.result.path).steps + self.result.waiting_steps()
         except (OSError, UsageError):
             return list(self.session.records)

@@ -74,7 +74,6 @@ class MeasurementSession(LeanCallback):
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule or Schedule()
         self._trainer: Any = None
-        self._is_attached = False
         self._reset()
 
     def _reset(self) -> None:
@@ -103,7 +102,8 @@ class MeasurementSession(LeanCallback):
         self.timer: Any = None
         self._profiler: BorderProfiler | None = None
         self._has_started = False
-        self._attached: list[Events] = []
+        #: Callbacks that are removed from the Trainer when the run is over.
+        self._attached: list[Callback] = []
         self._bypass, self._collector, self._restarts = ExitStack(), ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
@@ -128,14 +128,14 @@ class MeasurementSession(LeanCallback):
     def of(cls, trainer: Trainer) -> MeasurementSession:
         """The trainer's session, as its last callback; a new one where there is none."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        session = next((c for c in callbacks if isinstance(c, cls)), None)
-        if session is None:
-            session = cls()
-            session._is_attached = True
+        own = [c for c in callbacks if isinstance(c, cls)]
+        session = own[0] if own else cls()
         if callbacks[-1] is not session:
             # Build a new list, because Lightning may be iterating over the old one.
             trainer.callbacks = [*(c for c in callbacks if c is not session), session]  # type: ignore[attr-defined]
         session._open(trainer)
+        if not own:
+            session._attached.append(session)
         return session
 
     @property
@@ -176,8 +176,7 @@ class MeasurementSession(LeanCallback):
         self._restarts.close()
         if self._profiler is not None and trainer.profiler is self._profiler:
             trainer.profiler = self._profiler.inner
-        attached: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
-        trainer.callbacks = [c for c in trainer.callbacks if c not in attached]
+        trainer.callbacks = [c for c in trainer.callbacks if c not in self._attached]
 
     def teardown(self, *_: Any, **__: Any) -> None:
         self._close()
@@ -442,7 +441,7 @@ class MeasurementSession(LeanCallback):
         if self.probe_kind is ProbeKind.SETTLE:
             self._settle_steps += 1
             if self._agreed_steps is None:
-                is_settled = self.timer is None or self.timer.is_settled()
+                is_settled = self.timer is None or self.timer.is_settled(self._settle_steps)
             else:
                 is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
             if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:

@@ -50,8 +50,8 @@ class ThroughputMeter(Observer):
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
         #: A batch and its tokens, to count FLOPs on.
         self._sample: tuple[Any, int] | None = None
-        #: Padding and tokens of the warm-up's batches, then None: looking at a batch lets the host wait for the device.
-        self._padding: list[tuple[float, int]] | None = []
+        #: Padding, and all tokens, of the warm-up's batches.
+        self._padded = self._seen = 0
 
     def run_started(self) -> None:
         self._sensor = device_of(self.session.device).sensor()
@@ -65,9 +65,10 @@ class ThroughputMeter(Observer):
             if self._sample is None and not self._has_flops and not self.session.only_watches:
                 # On the device it would be in the window's peak of memory.
                 self._sample = move_data_to_device(batch, torch.device("cpu")), tokens
-
-        if self._padding is not None:
-            self._padding.append(padding_of(batch))
+        if self.session.stage is Stage.WARMUP:
+            # Looking at a batch lets the host wait for the device.
+            padded, seen = padding_of(batch)
+            self._padded, self._seen = self._padded + padded, self._seen + seen
 
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done, so running the module's step once more disturbs no measurement.
@@ -79,11 +80,9 @@ class ThroughputMeter(Observer):
             note_peak(run)
 
     def before_window(self) -> None:
-        if self._padding:
+        if self._seen:
             # By tokens: of batches of different lengths, the long ones have more padding.
-            padded, tokens = map(sum, zip(*self._padding, strict=True))
-            self.session.run.data.padding_fraction = padded / (tokens or 1)
-        self._padding = None
+            self.session.run.data.padding_fraction = self._padded / self._seen
         self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()
         self._reading_due_s = time.monotonic() + READING_INTERVAL_S

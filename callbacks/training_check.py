@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -93,18 +92,18 @@ class TrainingCheck(Observer):
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_probing:
             self._has_backward = True
-            self._check([name for name in self._trainable if name not in self._stepped], self._loss_scale())
+            self._check([name for name in self._trainable if name not in self._stepped])
         else:
-            self._record_warmup_norm(self._loss_scale)
+            self._record_warmup_norm()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._is_probing:
-            self._record_warmup_norm(partial(self._remaining_scale, optimizer))
+            self._record_warmup_norm(optimizer)
             return
         # Check parameters of this optimizer, and those of none, which never move: the check is there to find them.
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
         checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
-        self._check(checked, self._remaining_scale(optimizer))
+        self._check(checked, optimizer)
         self._stepped |= checked.keys()
         if not self._before:
             self._scale = self._loss_scale()
@@ -115,11 +114,11 @@ class TrainingCheck(Observer):
         scaler = loss_scaler(self.trainer)
         return scaler.get_scale() if scaler else 1.0
 
-    def _remaining_scale(self, optimizer: Optimizer) -> float:
-        """The loss scale that gradients still have: a fused optimizer removes it only inside its step."""
-        return self._loss_scale() if unscales_itself(optimizer) else 1.0
+    def _remaining_scale(self, optimizer: Optimizer | None) -> float:
+        """The loss scale that gradients still have: at an optimizer's step only a fused one has not removed it."""
+        return self._loss_scale() if optimizer is None or unscales_itself(optimizer) else 1.0
 
-    def _record_warmup_norm(self, scale: Callable[[], float]) -> None:
+    def _record_warmup_norm(self, optimizer: Optimizer | None = None) -> None:
         """Record the gradient norm in the last warm-up step; the step's last call covers all micro-batches."""
         session = self.session
         is_last = session.stage is Stage.WARMUP and session.steps_done == session.schedule.warmup_steps - 1
@@ -128,10 +127,10 @@ class TrainingCheck(Observer):
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         # Mode `forward` has no gradients, though Lightning calls the hook.
         if gradients:
-            session.run.warmup.gradient_norm = float(total_norm(gradients)) / scale()
+            session.run.warmup.gradient_norm = float(total_norm(gradients)) / self._remaining_scale(optimizer)
 
-    def _check(self, names: Iterable[str], scale: float) -> None:
-        taken = norms({name: self._trainable[name].grad for name in names})
+    def _check(self, names: Iterable[str], optimizer: Optimizer | None = None) -> None:
+        taken, scale = norms({name: self._trainable[name].grad for name in names}), self._remaining_scale(optimizer)
         self._gradient_norms |= {name: norm / scale for name, norm in taken.items()}
         self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms)
 

@@ -23,12 +23,6 @@ class Turns(Observer):
     def __init__(self, turns: TurnTaking) -> None:
         self._turns = turns
 
-    @classmethod
-    def of_environment(cls) -> list[Turns]:
-        """The turns that the environment's variables ask for, none without them."""
-        turns = TurnTaking.of_environment()
-        return [cls(turns)] if turns else []
-
     def before_window(self) -> None:
         self._turns.begin(self.session.device, self.session.schedule)
 

@@ -112,26 +112,24 @@ def parse_yaml(text: str, label: str) -> Any:
         def construct_document(self, node: yaml.Node) -> Any:
             pending, count = [node], 0
             while pending:
-                count += 1
+                inner, count = pending.pop(), count + 1
                 if count > _MAX_VALUES:
                     raise UsageError(
                         f"{label} has more than {_MAX_VALUES:,} values, or an alias within its own anchor; write fewer"
                     )
-                inner = pending.pop()
-                if isinstance(inner, yaml.CollectionNode):
-                    # A mapping's node has pairs of nodes, a list's node the nodes themselves.
-                    pending += [part for item in inner.value for part in (item if isinstance(item, tuple) else [item])]
+                if isinstance(inner, yaml.SequenceNode):
+                    pending += inner.value
+                elif isinstance(inner, yaml.MappingNode):
+                    refuse_twice(inner)
+                    pending += [part for pair in inner.value for part in pair]
             return super().construct_document(node)
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-            numbers: dict[str, list[int]] = {}
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    numbers.setdefault(key.value, []).append(key.start_mark.line + 1)
-            for name, (first, *others) in numbers.items():
-                if others:
-                    raise UsageError(f"{label} has {name!r} twice, in lines {first} and {others[0]}; keep one of them")
-            return super().construct_mapping(node, deep)
+    def refuse_twice(node: yaml.MappingNode) -> None:
+        keys: dict[str, yaml.Node] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (first := keys.setdefault(key.value, key)) is not key:
+                lines = " and ".join(str(found.start_mark.line + 1) for found in (first, key))
+                raise UsageError(f"{label} has {key.value!r} twice, in lines {lines}; keep one of them")
 
     try:
         return yaml.load(text, OnceLoader)

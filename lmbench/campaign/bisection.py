@@ -16,7 +16,7 @@ from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sides import SideOptions, two_sides
 from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
-from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
+from lmbench.compare.bisection import next_suspect, probabilities_of
 from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.git import git_output
@@ -70,8 +70,8 @@ class Bisection:
         self._differences[bad] = list(step.ratio.differences)
         change = math.log(step.ratio.point)
         while True:
-            votes = [votes_of(differences, change) for differences in self._differences.values()]
-            probabilities = probabilities_of([Votes(), *votes[1:]])
+            _, *others = self._differences.values()
+            probabilities = probabilities_of([[], *others], change)
             measured, first = list(self._differences), int(probabilities.argmax())
             index = next_suspect(probabilities)
             if index is None or time.monotonic() > self._ends_s:

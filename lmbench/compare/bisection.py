@@ -10,8 +10,8 @@ and its applications, SODA 2007). A suspect near the border is measured again un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,47 +23,39 @@ CERTAIN = 0.99
 _MOST_AGREEMENT, _LEAST_AGREEMENT = 0.9, 0.55
 
 
-class Votes(NamedTuple):
-    """How many rounds of a suspect lay on either side of half the change."""
-
-    good: int = 0
-    bad: int = 0
-
-
-def votes_of(differences: Sequence[float], change: float) -> Votes:
-    """The votes of rounds with these log(suspect / good end), where log(bad end / good end) is `change`."""
-    is_bad = np.asarray(differences) / change > 0.5
-    return Votes(int((~is_bad).sum()), int(is_bad.sum()))
-
-
-def posterior(votes: Sequence[Votes], agreement: float) -> Floats:
+def posterior(good: Floats, bad: Floats, agreement: float) -> Floats:
     """The probability of each suspect to be the first bad one; 0 for the first suspect, which is good.
 
-    `votes` has those of every suspect, in their order. No hypothesis is preferred before the first round.
+    `good` and `bad` are the numbers of rounds of each suspect on either side of half the change. No hypothesis is
+    preferred before the first round.
     """
-    counts = np.array(votes, dtype=float)
-    hit, miss = np.log(agreement), np.log(1 - agreement)
-    if_good, if_bad = counts @ [hit, miss], counts @ [miss, hit]
+    hit, miss = math.log(agreement), math.log(1 - agreement)
+    if_good, if_bad = hit * good + miss * bad, miss * good + hit * bad
     # The suspects before the first bad one are good, and it and those after it are bad.
     logs = np.cumsum(if_good)[:-1] + np.cumsum(if_bad[::-1])[::-1][1:]
     shares = np.exp(logs - logs.max())
     return np.append(0.0, shares / shares.sum())
 
 
-def probabilities_of(votes: Sequence[Votes]) -> Floats:
-    """The probability of each suspect to be the first bad one, from the votes of all suspects.
+def probabilities_of(differences: Sequence[Sequence[float]], change: float) -> Floats:
+    """The probability of each suspect to be the first bad one.
 
-    How often rounds agree with their suspect is estimated from the same votes, by Laplace's rule of succession: first
+    How often rounds agree with their suspect is estimated from the same rounds, by Laplace's rule of succession: first
     from those of the bad end, then from all, each by the probability that its suspect is bad.
+
+    Args:
+        differences: log(suspect / good end) of the rounds of each suspect, in the suspects' order.
+        change: log(bad end / good end).
     """
-    is_bad = np.append(np.zeros(len(votes) - 1), 1.0)
-    counts = np.array(votes, dtype=float)
-    probabilities = np.zeros(len(votes))
+    sides = [np.asarray(rounds) / change > 0.5 for rounds in differences]
+    bad = np.array([is_bad_side.sum() for is_bad_side in sides], dtype=float)
+    good = np.array([is_bad_side.size for is_bad_side in sides]) - bad
+    is_bad = np.append(np.zeros(len(sides) - 1), 1.0)
     for seen in (slice(-1, None), slice(None)):
-        good, bad = counts[seen].T
-        hits = float(good @ (1 - is_bad[seen]) + bad @ is_bad[seen])
-        agreement = min(max((hits + 1) / (float(good.sum() + bad.sum()) + 2), _LEAST_AGREEMENT), _MOST_AGREEMENT)
-        probabilities = posterior(votes, agreement)
+        hits = float(good[seen] @ (1 - is_bad[seen]) + bad[seen] @ is_bad[seen])
+        rounds = float((good + bad)[seen].sum())
+        agreement = min(max((hits + 1) / (rounds + 2), _LEAST_AGREEMENT), _MOST_AGREEMENT)
+        probabilities = posterior(good, bad, agreement)
         # A suspect is bad if it is the first bad one, or one before it is.
         is_bad = np.cumsum(probabilities)
     return probabilities

@@ -30,7 +30,6 @@ from lmbench.compare.sides import (
     Side,
     are_rounds,
     home_of,
-    is_first,
     join_cells,
     paired,
     process_of,
@@ -254,8 +253,9 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
             mean_a, mean_b = map(geometric_mean, values)
             if cell.by_rounds:
                 logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
-                ratio: Ratio = ratio_by_rounds(logs, [is_first(run) for run in b])
-                if metric.unit == "bytes" and _are_parted(*values):
+                ratio: Ratio = ratio_by_rounds(logs)
+                are_equal_within = all(len({*of_side}) == 1 for of_side in values)
+                if metric.unit == "bytes" and are_equal_within and mean_a != mean_b:
                     # A permutation test: two of all ways to deal these peaks to the sides part them like this.
                     ratio = replace(ratio, p=2 / math.comb(2 * len(a), len(a)))
             else:
@@ -278,18 +278,11 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     if is_invalid:
         return
     if step.noise_floor_fraction is None:
-        unlike = min((entry.differences_from(facts[0]) for entry in floors), key=len, default=[])
-        others = f"of these runs is known, only of others: {', '.join(unlike[:3])}" if unlike else "is known"
-        cell.notes.append(f"no A/A noise floor {others}; `lmbench noise` measures it")
+        cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)):
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))
             cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
-
-
-def _are_parted(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether all values of a side are equal, and the sides differ."""
-    return len({*a}) == len({*b}) == 1 and a[0] != b[0]
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
@@ -378,7 +371,10 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
     repeats, least = min(ratio.n_a, ratio.n_b), LEAST_ROUNDS if by_rounds else MIN_REPEATS
     if adjusted_p is None or repeats < least:
-        return Decision(UNDECIDED, f"{_too_few(ratio)} ({change} so far)")
+        count = f"repeats: A has {ratio.n_a}, B has {ratio.n_b}; a verdict takes {MIN_REPEATS}"
+        if by_rounds:
+            count = f"rounds: {ratio.n_a}; `same` takes {LEAST_ROUNDS}, a change {LEAST_OF_CHANGE}"
+        return Decision(UNDECIDED, f"{count} ({change} so far)")
     if cell.busy and is_time:
         return Decision(UNDECIDED, f"{change}, and {cell.busy}")
     if ratio.lies_within(tolerance):
@@ -409,13 +405,6 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
         return Decision(UNDECIDED, unclear)
     smallest = smallest_change(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
     return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats can only show a change {smallest} or more")
-
-
-def _too_few(ratio: Ratio) -> str:
-    """How many rounds or repeats there are, and how many a verdict takes."""
-    if ratio.differences:
-        return f"rounds: {ratio.n_a}; `same` takes {LEAST_ROUNDS}, a change {LEAST_OF_CHANGE}"
-    return f"repeats: A has {ratio.n_a}, B has {ratio.n_b}; a verdict takes {MIN_REPEATS}"
 
 
 def smallest_change(std: float, repeats: int) -> str:

@@ -5,49 +5,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
-from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import (
     METRICS,
     STEP,
-    Runs,
-    are_rounds,
     home_of,
     join_cells,
-    paired,
     read_side,
     split_usable,
-    turn_differences,
 )
 from lmbench.errors import UsageError, tell
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.settings import as_text, brief, settings
+from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import (
-    CONFIDENCE,
     detectable_fraction,
     logs_of,
     ratio_from,
     std_of_logs,
 )
 from lmbench.records.store import write_whole
-from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS, SIDE
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.facts import describe, is_notable
 from lmbench.report.frame import frame_of
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
-_SPLITS = 500
 
 
 class Noise(Struct, frozen=True):
@@ -55,7 +48,7 @@ class Noise(Struct, frozen=True):
 
     `std_fraction` is the standard deviation between processes, of logarithms. `drift_fraction` is the change from the
     earlier half of the repeats to the later half. `floor_fraction` is the larger of the drift's size and the change
-    that 95 % of random splits into halves stay below.
+    that two random halves stay below in 95 of 100 cases, 1.96 standard errors.
     """
 
     n: int
@@ -74,11 +67,6 @@ class NoiseEntry(Struct, frozen=True):
     metrics: dict[str, Noise]
     days: int = 1
 
-    def differences_from(self, facts: dict[str, str]) -> list[str]:
-        """The floor's facts that a run with these facts does not have: `data.batch_size 8`; none if it is the run's."""
-        names = [name for name in {**facts, **self.facts} if self.facts.get(name) != facts.get(name)]
-        return [f"{name} {brief(self.facts.get(name))}" for name in names]
-
 
 class NoiseFile(Struct, frozen=True):
     """The content of noise.json."""
@@ -90,11 +78,9 @@ class NoiseFile(Struct, frozen=True):
 def measure_noise(values: Sequence[float]) -> Noise:
     """The noise of the values of at least six processes, in the order of measurement."""
     logs, half = logs_of(values), len(values) // 2
-    shuffled = np.random.default_rng(0).permuted(np.tile(logs, (_SPLITS, 1)), axis=1)
-    splits = shuffled[:, :half].mean(axis=1) - shuffled[:, half : 2 * half].mean(axis=1)
-    drift = float(logs[-half:].mean() - logs[:half].mean())
-    limit = float(np.quantile(np.abs(splits), CONFIDENCE))
-    return Noise(len(values), std_of_logs(logs) or 0.0, ratio_from(drift) - 1, ratio_from(max(limit, abs(drift))) - 1)
+    std, drift = std_of_logs(logs) or 0.0, float(logs[-half:].mean() - logs[:half].mean())
+    floor = max(1.96 * std * math.sqrt(2 / half), abs(drift))
+    return Noise(len(values), std, ratio_from(drift) - 1, ratio_from(floor) - 1)
 
 
 def noise_facts(record: RunRecord) -> dict[str, str]:
@@ -134,7 +120,6 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
         problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
-    problems += _in_turns(runs)
     if not entries:
         raise UsageError("; ".join(line.text for line in problems[:3]))
     path = store_noise(home or home_of(runs), [entry for _, entry in entries])
@@ -142,18 +127,6 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     shared = frame_of(firsts, None).shared()
     names = [name for name, value in shared.items() if name in ("gpu", "host") or is_notable(name, value)]
     return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
-
-
-def _in_turns(runs: Runs) -> list[Line]:
-    """A line on the noise of rounds in which the processes of two sides took turns, for `compare --run`."""
-    a, b = ([run for run in runs if value_at(run.record, f"sweep.axes.{SIDE}") == side] for side in "AB")
-    pairs = list(zip(*paired(a, b), strict=True)) if a and b and are_rounds(a, b) else []
-    differences = [STEP.difference(*pair) for pair in pairs if turn_differences(*pair).size]
-    if len(differences) < MIN_NOISE_REPEATS:
-        return []
-    std = float(np.std(differences, ddof=1))
-    text = f"{percent_short(std)} is the standard deviation of B / A over {len(differences)} rounds"
-    return [Line("in turns", f"{text}: `compare --run` takes about {rounds_until(0.02, std)} for +2 %")]
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -196,7 +169,7 @@ _COLUMNS = (
 _MEANINGS = (
     Line("spread", "standard deviation between processes"),
     Line("drift", "later half of the repeats against the earlier one"),
-    Line("floor", "what 95 % of random splits into halves stay under, or the drift if that is more"),
+    Line("floor", "two random halves differ by less in 95 of 100 cases; the drift where that is more"),
     Line("", "compare calls nothing below it faster or slower"),
 )
 

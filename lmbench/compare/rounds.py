@@ -23,16 +23,16 @@ over 1 %. Other figures are median rounds until the verdict, 61 for none:
                                   false false same A/A same  rounds  +2 %  +5 %  +10 %  +30 %
     independent 0.3 %              0.1%       2.1%     100%       5     6     6      6      6
     independent 0.5 %              1.7%       2.2%      98%       8     6     6      6      6
-    independent 1 %                3.4%       1.6%      90%      39     7     6      6      6
-    independent 3 %                3.5%       0.0%       0%      61    60     9      6      6
-    independent 10 %               3.5%       0.0%       0%      61    61    61     29      6
-    autocorrelation 0.9, 3 %       3.2%       2.3%      92%      35     7     6      6      6
-    t with 3 degrees, 1 %          2.6%       2.5%      97%      23     6     6      6      6
-    1 %, one in five slow by 30 %  3.1%       0.6%      32%      61    23    28     20      7
-    3 %, bursts to +100 %          3.0%       0.0%       0%      61    61    14      6      6
-    0.5 %, drift 1 % a round       2.1%       3.2%      98%      13     6     6      6      6
-    0.5 %, second slow by 1 %      4.0%       2.8%      96%      18     6     6      6      6
-    0.3 %, two clocks, 5 %         3.5%       0.2%       5%      61    41     8      6      6
+    independent 1 %                3.5%       1.7%      91%      37     7     6      6      6
+    independent 3 %                3.8%       0.0%       0%      61    57     9      6      6
+    independent 10 %               3.8%       0.0%       0%      61    61    61     27      6
+    autocorrelation 0.9, 3 %       3.2%       2.4%      94%      32     7     6      6      6
+    t with 3 degrees, 1 %          2.6%       2.3%      97%      22     6     6      6      6
+    1 %, one in five slow by 30 %  3.0%       0.7%      48%      61    20    24     19      7
+    3 %, bursts to +100 %          3.1%       0.0%       0%      61    61    14      6      6
+    0.5 %, drift 1 % a round       2.4%       3.5%      98%      13     6     6      6      6
+    0.5 %, second slow by 1 %      4.1%       3.2%      93%      31     6     6      6      6
+    0.3 %, two clocks, 5 %         3.1%       0.1%       5%      61    39     8      6      6
 """
 
 from __future__ import annotations
@@ -41,11 +41,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from lmbench.records.statistics import CONFIDENCE, EQUAL, EQUIVALENCE_CONFIDENCE, Floats, Ratio, ratio_from
-
-Booleans = npt.NDArray[np.bool_]
 
 #: The fewest rounds of a verdict: `same` takes five signs alike, and a change six.
 LEAST_ROUNDS, LEAST_OF_CHANGE = 5, 6
@@ -53,8 +50,6 @@ LEAST_ROUNDS, LEAST_OF_CHANGE = 5, 6
 _STAKES, _SHARES = np.array([0.3, 1.0, 2.5, 5.0]), np.array([0.15, 0.20, 0.25, 0.40])
 #: A size counts less above this many median sizes, and not at all above twice as many.
 _FAR = 2.2
-#: Rounds of either order that an estimate of the order's effect takes.
-_LEAST_OF_ORDER = 3
 #: The ends of intervals are searched at these distances from the median difference, in standard deviations, and then
 #: by so many halvings.
 _DISTANCES, _HALVINGS = np.geomspace(1e-2, 1e2, 40), 10
@@ -68,27 +63,6 @@ def rounds_until(change: float, std: float) -> int:
     No change takes as many to be `same` within this tolerance.
     """
     return max(LEAST_OF_CHANGE, math.ceil(_ROUNDS_OF_ONE_STD * (std / math.log1p(change)) ** 2))
-
-
-def without_order(differences: Floats, is_b_first: Booleans) -> Floats:
-    """The differences of rounds (the last axis) without the effect of the order, such as a machine that is warm for the
-    second process.
-
-    The effect is estimated for each round from the rounds before: half the distance between the medians of both orders.
-    As it does not depend on the round's own coin, the sign stays a fair one.
-    """
-    result = differences.copy()
-    for end in range(2 * _LEAST_OF_ORDER, differences.shape[-1]):
-        earlier, is_b = differences[..., :end], is_b_first[..., :end]
-        a_first, b_first = (
-            np.ma.median(np.ma.array(earlier, mask=mask), axis=-1)  # type: ignore[no-untyped-call]
-            for mask in (is_b, ~is_b)
-        )
-        count_b = is_b.sum(axis=-1)
-        has_both = np.minimum(count_b, end - count_b) >= _LEAST_OF_ORDER
-        effect = np.where(has_both, np.ma.filled(a_first - b_first, 0.0) / 2, 0.0)
-        result[..., end] -= np.where(is_b_first[..., end], -effect, effect)
-    return result
 
 
 def running_medians(values: Floats) -> Floats:
@@ -111,14 +85,13 @@ def log_evidence(differences: Floats) -> Floats:
     return evidence
 
 
-def ratio_by_rounds(differences: Sequence[float] | Floats, is_b_first: Sequence[bool]) -> Ratio:
-    """The ratio B over A from log(B / A) of each round, and from the coin that decided which side began.
+def ratio_by_rounds(differences: Sequence[float] | Floats) -> Ratio:
+    """The ratio B over A from log(B / A) of each round, whose order a coin decided.
 
     The intervals reach from the median to the nearest ratios that the evidence refuses, at 95 % for a change and at
     90 % for `same`; None while it refuses none on one side. `p` is below 0.05 where the evidence shows a change.
     """
-    values = np.asarray(differences, dtype=float)
-    rounds = without_order(values, np.asarray(is_b_first, dtype=bool))
+    rounds = np.asarray(differences, dtype=float)
     center, n = float(np.median(rounds)), rounds.size
     # With 0 among the points, the 95 % interval excludes 1 where `p` shows a change, and nowhere else.
     distances = np.sort(np.append(max(float(rounds.std()), EQUAL) * _DISTANCES, abs(center)))
@@ -149,4 +122,4 @@ def ratio_by_rounds(differences: Sequence[float] | Floats, is_b_first: Sequence[
 
     p = min(1.0, math.exp(-float(log_evidence(rounds)[-1])))
     intervals = *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE)
-    return Ratio(ratio_from(center), *intervals, tuple(values.tolist()))
+    return Ratio(ratio_from(center), *intervals, tuple(rounds.tolist()))

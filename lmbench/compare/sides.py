@@ -249,11 +249,6 @@ def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
     return logs_of(turns_b[:count]) - logs_of(turns_a[:count]) if count else np.array([])
 
 
-def is_first(run: StoredRun) -> bool:
-    """Whether a coin let this run's side begin its round."""
-    return bool(value_at(run.record, "sweep.position") == 0)
-
-
 def share_servers(runs: Runs) -> bool:
     """Whether one server forked runs of several rounds, so that its address layout may outlive a round."""
     pids = [value_at(run.record, "sweep.server_pid") for run in runs]

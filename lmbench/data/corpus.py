@@ -53,13 +53,11 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the lengths and contents of all files in order, but not of their names and folders."""
+        """Hash of the contents of all files in order, but not of their names and folders."""
         digest = hashlib.sha256()
         for path in self.files:
-            digest.update(path.stat().st_size.to_bytes(8, "little"))
             with path.open("rb") as file:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
+                digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
     @cached_property
@@ -70,17 +68,13 @@ class Corpus:
     def pieces(self) -> Iterator[str]:
         """All text in pieces of at most about 2 MiB, each up to a line's end unless the line is too long.
 
-        A piece that is not UTF-8 is read as Latin-1, which has a character for every byte, so any file can be tokenized
-        without loss. END_OF_TEXT is the last piece of a file that has text.
+        A byte that is not UTF-8 becomes U+FFFD. END_OF_TEXT is the last piece of a file that has text.
         """
         for path in self.files:
             with path.open("rb") as file:
                 # Complete the last line of each block, by at most another block.
                 while block := file.read(_BLOCK_BYTES) + file.readline(_BLOCK_BYTES):
-                    try:
-                        yield block.decode("utf-8")
-                    except UnicodeDecodeError:
-                        yield block.decode("latin-1")
+                    yield block.decode("utf-8", "replace")
             if path.stat().st_size:
                 yield END_OF_TEXT
 

@@ -259,10 +259,6 @@ class ShapeData(LightningDataModule):
 
     val_dataloader = train_dataloader
 
-    def tokens_per_batch(self, batch: BatchShape) -> int:
-        """Positions in a batch."""
-        return batch.batch_size * batch.context_length
-
     def describe(self) -> Values:
         """The shape, for the run's record."""
         return {"source": "random", **self.shape._asdict()}

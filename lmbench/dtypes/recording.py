@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from lmbench.autocast import autocast_lists
 from lmbench.dtypes.answer import (
@@ -26,15 +25,11 @@ from lmbench.dtypes.answer import (
     operator_reason,
     tensor_reasons,
 )
+from lmbench.instruments.subject import tensors_of
 from lmbench.precision import dtype_name
 from lmbench.records.examined import DtypeRecord, NotedTensors
 
 _Dtypes = tuple[str, ...]
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a value in order, also inside containers that PyTorch's pytrees know."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def dtypes_in(value: Any) -> _Dtypes:
@@ -42,7 +37,7 @@ def dtypes_in(value: Any) -> _Dtypes:
 
     torchao's tensors report the dtype of their original; here they count with the dtype of their data.
     """
-    return tuple(dtype_name(getattr(tensor, "_data", tensor).dtype) for tensor in tensors_in(value))
+    return tuple(dtype_name(getattr(tensor, "_data", tensor).dtype) for tensor in tensors_of(value))
 
 
 def counted(tensors: Iterable[Tensor]) -> dict[str, int]:
@@ -60,10 +55,6 @@ class StepDtypes(TorchFunctionMode):
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         super().__init__()
         self._module, self._device = module, device
-        self.is_compiled = any(
-            getattr(child, "_compiled_call_impl", None) is not None or hasattr(child, "_orig_mod")
-            for child in module.modules()
-        )
         # With manual optimization the forward pass is not a phase of its own.
         self._phases = {"forward"} if getattr(module, "automatic_optimization", True) else {"forward", "other"}
         self._autocast_dtype: str | None = None
@@ -112,10 +103,10 @@ class StepDtypes(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if self.phase not in self._phases or name in ("__get__", "__set__") or _is_recomputed():
             return result
-        name, tensors = name.strip("_"), tensors_in((args, kwargs))
+        name, tensors = name.strip("_"), tensors_of((args, kwargs))
         # Beside other tensors, a tensor without dimensions does not decide the result's dtype.
         inputs = dtypes_in([tensor for tensor in tensors if tensor.ndim] or tensors)
-        outputs = dtypes_in([tensor for tensor in tensors_in(result) if not tensor._is_view()])[:1]
+        outputs = dtypes_in([tensor for tensor in tensors_of(result) if not tensor._is_view()])[:1]
         inputs = inputs[:1] if name in CASTS else inputs
         if inputs and outputs and any(map(is_floating, inputs + outputs)) and (name not in CASTS or inputs != outputs):
             under_autocast = torch.is_autocast_enabled(self._device.type)
@@ -126,8 +117,7 @@ class StepDtypes(TorchFunctionMode):
         return result
 
     def note_batch(self, batch: Any) -> None:
-        # A tokenizer's batch is a mapping that pytrees do not know.
-        self._batch = counted(tensors_in(dict(batch) if isinstance(batch, Mapping) else batch))
+        self._batch = counted(tensors_of(batch))
 
     def note_gradients(self) -> None:
         """Note the dtypes of the parameters' present gradients."""
@@ -159,9 +149,9 @@ class StepDtypes(TorchFunctionMode):
             "buffers": counted(module.buffers()),
             "batch": self._batch,
             "logits": logits,
-            "loss": counted(tensors_in(self._loss)),
+            "loss": counted(tensors_of(self._loss)),
             "gradients": dict(Counter(self._gradients.values())),
-            "optimizer_state": counted(tensors_in([list(optimizer.state.values()) for optimizer in optimizers])),
+            "optimizer_state": counted(tensors_of([list(optimizer.state.values()) for optimizer in optimizers])),
         }
         reasons = tensor_reasons(precision, mode, record.loss_scale, kinds)
         reasons |= {"logits": logits_reason, "loss": loss_reason}

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError
-from lmbench.fit.trainer import MONITORS, as_list
+from lmbench.fit.trainer import as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
@@ -229,7 +229,7 @@ def callbacks_with_memory(callbacks: Any) -> list[Callback]:
     Args:
         callbacks: one, several or None, as the Trainer and `configure_callbacks` take them.
     """
-    without = Checkpoint | ProgressBar | ModelSummary | MONITORS
+    without = Checkpoint | ProgressBar | ModelSummary | LearningRateMonitor | DeviceStatsMonitor
     return [
         callback
         for callback in as_list(callbacks)

@@ -8,7 +8,6 @@ read without running any code of theirs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,20 +22,6 @@ _REMEMBERED = 2000
 _WRITING_MS = 500
 
 
-class Stop(NamedTuple):
-    """Where ranks stopped.
-
-    Attributes:
-        rank: a rank that waited.
-        collective: the collective in which it waited.
-        others: other collectives of this number by rank; a mistake, since all ranks have to call the same.
-    """
-
-    rank: int
-    collective: Collective
-    others: dict[int, Collective]
-
-
 def recording_variables(folder: Path) -> dict[str, str]:
     """Environment variables with which NCCL's process groups remember collectives and write them to `folder`."""
     return {
@@ -47,8 +32,11 @@ def recording_variables(folder: Path) -> dict[str, str]:
     }
 
 
-def read_stop(folder: Path, count: int) -> Stop | None:
+def read_stop(folder: Path, count: int) -> str | None:
     """Where ranks stopped, from the files that they wrote to `folder`; None if no file tells.
+
+    That is a rank that waited, the collective in which it waited, and other collectives of this number: a mistake,
+    since all ranks have to call the same.
 
     Args:
         folder: the folder of `recording_variables`.
@@ -60,13 +48,12 @@ def read_stop(folder: Path, count: int) -> Stop | None:
         return None
     # Of ranks that wait in collectives of one number, the first.
     rank, waited = min(waits, key=lambda wait: wait[1].collective_seq_id)
-    others = {
-        other: call
-        for other, call in calls
-        if (call.process_group, call.collective_seq_id) == (waited.process_group, waited.collective_seq_id)
-        and (call.profiling_name, call.input_sizes) != (waited.profiling_name, waited.input_sizes)
-    }
-    return Stop(rank, waited, others)
+    text = f"rank {rank} waited {waited.timeout_ms / 1e3:g} s in {waited}"
+    number = waited.process_group, waited.collective_seq_id
+    for other, call in calls:
+        if (call.process_group, call.collective_seq_id) == number and str(call) != str(waited):
+            text += f", where rank {other} called {call}"
+    return text
 
 
 def _read(path: Path) -> list[Collective]:

@@ -278,8 +278,7 @@ def _run(
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")
             return failure
         complete_record(recorder)
-        assert recorder.folder is not None
-        return read_run(recorder.folder.path)
+        return read_run(recorder.result.path)
 
 
 def _data_for(module: LightningModule, data: Any, loader: str) -> Any:

@@ -41,6 +41,7 @@ from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer, as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
+from lmbench.instruments.turns import TurnTaking
 from lmbench.instruments.window import Schedule
 from lmbench.interruption import exits_raised, held, is_listening, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
@@ -210,8 +211,6 @@ class Measurement:
             synchronize(trainer.strategy.root_device)
             apply_mode(module, self.mode, self.zero_grad)
             if self.command == "fit":
-                if flags.get("val_check_interval") is not None and not trainer.limit_val_batches:
-                    tell("training is measured without validation; --trainer.limit_val_batches 1.0 validates too")
                 trainer.fit(module, data, **options)
             else:
                 trainer.limit_val_batches = trainer.limit_val_batches or 1.0
@@ -253,7 +252,7 @@ class Measurement:
     def _callbacks(self, user: list[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
         schedule: Schedule = self.settings
-        instruments: list[Callback] = []
+        instruments, turns = list[Callback](), TurnTaking.of_environment()
         for room in ROOMS:
             options = self.rooms.get(room.name, {})
             if room.observer and options.get(room.switch):
@@ -274,7 +273,7 @@ class Measurement:
             ThroughputMeter(),
             self.recorder,
             *([Announcement(), ProgressLine()] if announces else []),
-            *Turns.of_environment(),
+            *([Turns(turns)] if turns else []),
             MeasurementSession(schedule),
         ]
 

@@ -35,9 +35,9 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
-from lmbench.fit.flight_recorder import Stop, read_stop, recording_variables
+from lmbench.fit.flight_recorder import read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
-from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
+from lmbench.instruments.ending import Ending, failed
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import StoredRun, load_known
 from lmbench.records.vocabulary import KILLED, RUNNING, Values
@@ -111,7 +111,7 @@ class RankEnd(NamedTuple):
     was_waited_for: bool
 
 
-def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[RankEnd], Stop | None]:
+def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[RankEnd], str | None]:
     """Fork `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
 
     The collective in which they stopped is returned, too, where NCCL noticed.
@@ -198,7 +198,7 @@ def leave_group() -> None:
 
 def tell_stack() -> None:
     """Have SIGURG write this rank's stack to a file in memory, even while the rank runs no Python code."""
-    if hasattr(os, "memfd_create") and _get_rank() is not None:
+    if _get_rank() is not None:
         # A Trainer that ended in this process has put the default back. faulthandler does not notice that, and without
         # this call would believe that it still has the signal.
         faulthandler.unregister(signal.SIGURG)
@@ -247,7 +247,7 @@ def _silence(run: StoredRun) -> int:
         return 0
     if run.record.error is None:
         return 3
-    return 2 if run.outcome == "interrupted" or run.record.error.kind == COLLECTIVE_FAILED else 1
+    return 2 if run.outcome == "interrupted" or run.record.error.collective else 1
 
 
 def cause_of(ends: list[RankEnd]) -> RankEnd | None:
@@ -259,7 +259,7 @@ def cause_of(ends: list[RankEnd]) -> RankEnd | None:
     return min(failures, key=lambda end: _silence(end.run), default=None)
 
 
-def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = None) -> Ending | None:
+def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: str | None = None) -> Ending | None:
     """The measurement's ending because of a failed rank; None if rank 0's own record says everything.
 
     If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
@@ -268,29 +268,22 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = Non
     hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
     if (error := run.record.error) is None:
         if cause.code == -signal.SIGABRT and stop is not None:
-            waited = f"rank {stop.rank} waited {stop.collective.timeout_ms / 1e3:g} s in {stop.collective}"
-            calls = "".join(f", where rank {rank} called {collective}" for rank, collective in stop.others.items())
-            return failed(COLLECTIVE_FAILED, f"{hangs}{waited}{calls}", None)
+            return failed("CollectiveFailed", f"{hangs}{stop}", None)
         how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
         return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it", None)
     if not re.search("timed? ?out", str(error.message), re.I):
         hangs = ""
-    own = _collective_of(run)
-    others = {end.rank: _collective_of(end.run) for end in ends} if own else {}
-    calls = "".join(f"rank {rank} called {other}; " for rank, other in others.items() if other not in ("", own))
+    calls = ""
+    for end in ends if error.collective else ():
+        other = end.run.record.error
+        if other is not None and other.collective not in (None, error.collective):
+            calls += f"rank {end.rank} called {other.collective}; "
     if not cause.rank and not hangs and not calls:
         return None
     error.message = f"{hangs}{calls}rank {cause.rank}: {error.message}"
     return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
-
-
-def _collective_of(run: StoredRun) -> str:
-    """The collective in which a rank waited for others until its time was over, as its error's message ends."""
-    error = run.record.error
-    waited = re.search(r"\(in (.+)\)$", str(error.message)) if error and error.kind == COLLECTIVE_FAILED else None
-    return waited[1] if waited else ""
 
 
 def _innermost(log: str) -> str:

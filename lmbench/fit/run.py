@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
@@ -75,8 +74,6 @@ def run(args: list[str]) -> int:
     is_loud = not {"--json", "--quiet"} & flags
     try:
         skipped = _skipped(args)
-        if environment := sorted(name for name in os.environ if name.startswith("PL_") and "__" in name):
-            tell(f"{environment[0]} is not read: lmbench takes settings from files and options")
         words = [word for word in args[1:] if word.partition("=")[0] not in flags]
         if not words and "--print_config" not in flags:
             raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")
@@ -246,8 +243,7 @@ def _print_lines(text: str) -> None:
 
 def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     """Print the result; returns the exit code."""
-    assert recorder.folder is not None
-    path, code = recorder.folder.path, int(recorder.exit_code or 0)
+    path, code = recorder.result.path, int(recorder.exit_code or 0)
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
     # A rank that was killed or hung printed no line itself.
     needs_line = code in _EXPLAINED_BY_RESULT or (error and str(error.message).startswith("rank "))
@@ -275,9 +271,8 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
 
 def _publish(recorder: RunRecorder, timeout_s: float, is_loud: bool) -> None:
     """Publish the complete result to W&B, and print a line about it; a failure does not change the exit code."""
-    assert recorder.folder is not None
     is_interrupted = recorder.run.outcome == "interrupted"
-    published = publish_run(recorder.folder.path, recorder.caller_fields["wandb"], timeout_s, is_interrupted)
+    published = publish_run(recorder.result.path, recorder.caller_fields["wandb"], timeout_s, is_interrupted)
     if published is None:
         return
     if published.is_problem:

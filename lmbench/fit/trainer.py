@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
@@ -46,9 +46,6 @@ TRAINER_DEFAULTS: Values = {
     "num_sanity_val_steps": 0,
     "limit_val_batches": 0,
 }
-
-#: Lightning's callbacks that refuse a Trainer without a logger, which TRAINER_DEFAULTS make it.
-MONITORS = LearningRateMonitor | DeviceStatsMonitor
 
 #: Lightning's own profilers.
 _PROFILERS = ("simple", "advanced", "pytorch", "xla")
@@ -100,11 +97,6 @@ class BenchTrainer(Trainer):
         if any(isinstance(callback, Checkpoint) for callback in own):
             # TRAINER_DEFAULTS turns checkpointing off, and Lightning then refuses a Checkpoint callback.
             kwargs["enable_checkpointing"] = True
-        monitors = [type(callback).__name__ for callback in own if isinstance(callback, MONITORS)]
-        if monitors and not kwargs.get("logger"):
-            raise UsageError(
-                f"{monitors[0]} in trainer.callbacks needs --trainer.logger true; give it, or leave it out"
-            )
         kwargs["callbacks"] = [*callbacks, *own]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
         devices = str(kwargs.get("devices", 1))

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 
@@ -82,6 +83,11 @@ class CompileOptions:
         return {"mode": mode, "fullgraph": self.fullgraph, "dynamic": self.dynamic, "backend": self.backend}
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a part of a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
+    return any(part._compiled_call_impl is not None or isinstance(part, OptimizedModule) for part in module.modules())
+
+
 def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack) -> list[str]:
     """Compile the module's targets, without renaming a parameter; returns the names of the targets.
 
@@ -123,10 +129,7 @@ def empty_cache() -> str | None:
 def use_cache(folder: str, undo: ExitStack) -> None:
     """Point Inductor's and Triton's caches of this process at a folder until the stack is closed."""
     variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
-    for name in variables:
-        undo.callback(os.environ.update, {name: os.environ[name]} if name in os.environ else {})
-        undo.callback(os.environ.pop, name, None)
-    os.environ.update(variables)
+    undo.enter_context(patch.dict(os.environ, variables))
 
 
 def _compile_call(target: nn.Module, options: CompileOptions, undo: ExitStack) -> None:

@@ -10,7 +10,6 @@ import inspect
 import re
 import signal
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from traceback import FrameSummary, walk_tb
 from types import TracebackType
@@ -47,8 +46,6 @@ class Ending(NamedTuple):
     error: RunError | None = None
 
 
-#: The kind of error of a rank whose collective failed because another rank did.
-COLLECTIVE_FAILED = "CollectiveFailed"
 COMPLETE = Ending("ok", ExitCode.OK)
 
 
@@ -120,44 +117,6 @@ def interrupted(signum: int, phase: str | None) -> Ending:
 def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = ExitCode.INTERNAL) -> Ending:
     """The ending of a run that failed without an exception."""
     return Ending("error", exit_code, error_facts(kind, message, phase))
-
-
-def ending_of(
-    ending: Ending,
-    summary_fault: Exception | None = None,
-    signum: int | None = None,
-    unwritten_count: int = 0,
-    write_error: OSError | None = None,
-    trace_error: str | None = None,
-    without_loss: Ending | None = None,
-    has_failed_guard: bool = False,
-) -> Ending:
-    """The ending of a run: the first failure that it has.
-
-    Args:
-        ending: how measuring ended.
-        summary_fault: how lmbench's own summary failed.
-        signum: a signal that came during the summary.
-        unwritten_count: steps that are not in steps.jsonl.
-        write_error: why they could not be written.
-        trace_error: why the trace could not be written.
-        without_loss: the ending of a run in which every step of the window was skipped.
-        has_failed_guard: a guard failed in a run under `strict`, which sets the exit code.
-    """
-    if ending.outcome != "ok":
-        return ending
-    if summary_fault is not None:
-        message = f"lmbench's own summary failed: {summary_fault}"
-        return failed(type(summary_fault).__name__, message, "summary")
-    if signum is not None:
-        return interrupted(signum, "summary")
-    if unwritten_count or write_error is not None:
-        reason = (write_error and write_error.strerror) or "memory for records that wait was used up"
-        message = f"{reason}: {unwritten_count} steps are not in steps.jsonl; the summary has them"
-        return failed("OSError", message, "recording")
-    if trace_error:
-        return failed("OSError", f"{trace_error}: the trace is lost, the steps are there", "recording")
-    return without_loss or Ending("ok", ExitCode.GUARD_FAILED if has_failed_guard else ExitCode.OK)
 
 
 def _unused(exception: BaseException) -> str:
@@ -317,10 +276,10 @@ class FlightRecord(Struct):
 
 def failed_collective(exception: BaseException) -> str | None:
     """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
-    dump: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None or not (isinstance(exception, DistError) or re.search("gloo|pair closure", message_of(exception))):
+    if not (isinstance(exception, DistError) or re.search("gloo|pair closure", message_of(exception))):
         return None
-    entries = msgspec.json.decode(dump(True, False), type=FlightRecord, strict=False).entries
+    record = torch._C._distributed_c10d._dump_fr_trace_json(True, False)  # type: ignore[attr-defined]
+    entries = msgspec.json.decode(record, type=FlightRecord, strict=False).entries
     # Gloo's entries all stay `scheduled`, and the last one failed. NCCL marks the running one as `started`.
     running = [entry for entry in entries if entry.state == "started"]
     return str((running or entries[-1:])[0]) if entries else None

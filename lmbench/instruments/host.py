@@ -32,8 +32,6 @@ _LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
 #: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.
 _MIN_ELAPSED_S = 0.2
 _READING_INTERVAL_S = 0.05
-#: Kinds of CPU time in which a core is busy.
-_BUSY = ("user", "nice", "system", "irq", "softirq")
 
 
 def host_facts(device: torch.device) -> HostFacts:
@@ -137,7 +135,7 @@ def read_host() -> HostReading:
     """Read the counters; takes about a millisecond."""
     usable = sorted(os.sched_getaffinity(0))
     by_core = psutil.cpu_times(percpu=True)
-    cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
+    cores = [by_core[core] for core in usable if core < len(by_core)]
     this_process = top = psutil.Process()
     own_s = 0.0
     # Other ranks on this host count as own processes too, and so does the side of a comparison that takes turns.
@@ -150,8 +148,8 @@ def read_host() -> HostReading:
         with suppress(psutil.Error):
             # User and system time of the process and of its children that have ended.
             own_s += sum(process.cpu_times()[:4])
-    busy_s = sum(core.get(kind, 0.0) for core in cores for kind in _BUSY)
-    stolen_s = sum(core.get("steal", 0.0) for core in cores)
+    busy_s = sum(core.user + core.nice + core.system + core.irq + core.softirq for core in cores)
+    stolen_s = sum(core.steal for core in cores)
     page_faults = getrusage(RUSAGE_SELF).ru_minflt
     waited = waited_s(threading.get_native_id())
     return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited, page_faults)

@@ -174,14 +174,14 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     return count_input_ids
 
 
-def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, in the order of its structure."""
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of a value, such as a batch, in the order of its structure."""
     # A tokenizer's batch is a mapping that pytrees do not know.
-    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    leaves = tree_leaves(dict(value) if isinstance(value, Mapping) else value)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def padding_of(batch: Any) -> tuple[float, int]:
+def padding_of(batch: Any) -> tuple[int, int]:
     """A batch's padding and its tokens: 0 in its `attention_mask`, or else -100 in a tensor of labels, and all of them.
 
     Waits for the device.
@@ -192,7 +192,7 @@ def padding_of(batch: Any) -> tuple[float, int]:
     else:
         tensors, padding = [t for t in tensors_of(batch) if t.dtype is torch.int64], IGNORED
     padded = [tensor == padding for tensor in tensors if tensor.layout is torch.strided and tensor.numel()]
-    counts = [(is_padding.sum().item(), is_padding.numel()) for is_padding in padded]
+    counts = [(int(is_padding.sum()), is_padding.numel()) for is_padding in padded]
     return max(counts, key=lambda count: count[0] / count[1], default=(0, 0))
 
 

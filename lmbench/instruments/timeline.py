@@ -132,21 +132,19 @@ class Timeline:
         """Seconds that the device is behind the host at a mark of this host time, which `_device_s` has reached."""
         return self._device_s - (host_ns - self._base_host_ns) * 1e-9 * (1.0 + self.drift)
 
-    def calibrate(self) -> float | None:
+    def calibrate(self) -> None:
         """Measure how much faster the device's clock ran than the host's since `start`, and correct lags from now on.
 
         Call it on an idle device after a `drain`. One more mark should have no lag there, so its lag is the drift.
-        Returns the drift as a fraction; None where the clock has no lag.
         """
         if not self.clock.has_lag:
-            return None
+            return
         self._device_s += self.since_step_s()
         self._marks = self._marks[-1:]
         host_ns = self._marks[0][1]
         elapsed_s = (host_ns - self._base_host_ns) * 1e-9
         if elapsed_s > 0:
             self.drift += self._lag_s(host_ns) / elapsed_s
-        return self.drift
 
     def since_step_s(self) -> float:
         """Device seconds from the end of the last step to now, on an idle device."""

@@ -46,23 +46,25 @@ class CombinedOptimizer(Optimizer):
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts, self.label = parts, " + ".join(type(part).__name__ for part in parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Give each part its groups of this optimizer, and the state of all."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.state, part.param_groups = self.state, list(islice(groups, len(part.param_groups)))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with torch.enable_grad():
             loss = closure() if closure is not None else None
         for part in self.parts:
             part.step()
-            self.state.update(part.state)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        # Loading makes new groups and new state, of which the parts have to know.
-        groups = iter(self.param_groups)
-        for part in self.parts:
-            part.param_groups[:] = islice(groups, len(part.param_groups))
-            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
-            part.state.update({p: self.state[p] for p in parameters if p in self.state})
+        # Loading makes new groups and new state.
+        self._share()
 
 
 def _plain(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:

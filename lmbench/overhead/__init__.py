@@ -35,11 +35,9 @@ ARMS: dict[Arm, str] = {
     "bare": "plain PyTorch loop",
     "trainer": "Lightning's Trainer with everything off",
     "harness": "lmbench fit without probe steps",
-}
-#: The arm that `--do_bench` adds.
-DO_BENCH: dict[Arm, str] = {
+    # Only with `--do_bench`.
     "do_bench": "the plain loop timed as triton.testing.do_bench does: events around each step, after a write that "
-    "empties the L2 cache; the time between steps is not in it, nor the host's while the device writes"
+    "empties the L2 cache; the time between steps is not in it, nor the host's while the device writes",
 }
 # Rounding and the order of sums differ less; beyond this the arms did not do the same work.
 LOSS_TOLERANCE_FRACTION = 1e-3
@@ -119,9 +117,8 @@ def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> An
     how = f"in {turns} turns" if turns else "one after the other"
     title = f"{rounds} rounds of {first.steps} steps (warm-up {pilot.window.warmup_steps}), each arm and bare {how}"
     caption = "time a step, [95 % interval] of the mean over rounds"
-    meanings = {**ARMS, **DO_BENCH}
     return Answer(
-        headline=[*banner(pilot), *(Line(arm, meanings[arm]) for arm in ("bare", *arms))],
+        headline=[*banner(pilot), *(Line(arm, ARMS[arm]) for arm in ("bare", *arms))],
         tables=[Table("arms", title, columns, rows, caption)],
         notes=[Line("repeat", command, is_whole=True)],
         figures={"rounds": rounds, "steps": first.steps, "measurements": pairs, "run": pilot},
@@ -149,7 +146,7 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         UsageError: the options are wrong.
         ProcessFailed: a process failed, or did not do the same work as the bare loop.
     """
-    arms: list[Arm] = [arm for arm in (*ARMS, *(DO_BENCH if with_do_bench else ())) if arm != "bare"]
+    arms = [arm for arm in ARMS if arm != "bare" and (with_do_bench or arm != "do_bench")]
     with progress("overhead", 1 + rounds * len(arms)) as task:
         task.begin("a first run")
         pilot = run_fit(fit_options, folder / "pilot", heard=task.note, variables=KEPT_HEAP)

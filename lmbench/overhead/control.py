@@ -162,27 +162,20 @@ class _Step(nn.Module):
         return self.module.training_step(batch, index)
 
 
-def _over_ranks(module: LightningModule, trainer: Trainer) -> Any:
-    """The module's training step, parallelized as the trainer's strategy does it."""
-    step = _Step(module)
-    if isinstance(trainer.strategy, ModelParallel):
-        trainer.strategy.parallelize(module, str(trainer.precision))
-    elif isinstance(trainer.strategy, DDPStrategy):
-        devices, options = trainer.strategy.determine_ddp_device_ids(), trainer.strategy._ddp_kwargs
-        return DistributedDataParallel(step, devices, **options)
-    return step
-
-
 def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> tuple[Any, Optimizer]:
-    """The training step of a module on its device, parallelized and in its precision, and the module's optimizer."""
-    device = trainer.strategy.root_device
+    """The training step of a module on its device, parallelized as the strategy does it, and the module's optimizer."""
+    strategy, device = trainer.strategy, trainer.strategy.root_device
     with device:
         module.configure_model()
     # fp8 replaces layers, so the optimizer has to be made afterwards.
     trainer.precision_plugin.convert_module(module)
     module.to(device=device, dtype=precision.weight_dtype())
     silence_logging(module)
-    step = _over_ranks(module, trainer)
+    step: Any = _Step(module)
+    if isinstance(strategy, ModelParallel):
+        strategy.parallelize(module, str(trainer.precision))
+    elif isinstance(strategy, DDPStrategy):
+        step = DistributedDataParallel(step, strategy.determine_ddp_device_ids(), **strategy._ddp_kwargs)
     optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
         raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")

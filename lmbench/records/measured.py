@@ -468,6 +468,7 @@ class RunError:
         "Last line of the user's code that the exception passed through: `my_module.py:31 in training_step`."
     )
     traceback_file: Text = about("File in the result folder with all frames of the exception.")
+    collective: Text = about("Collective between ranks that failed, by PyTorch's flight recorder.")
 
     @property
     def is_incorrect(self) -> bool:

@@ -103,21 +103,13 @@ def test_dropout_is_no_dependence_on_the_batch():
     assert (training.has_new_batch, training.depends_on_batch) == (True, False)
 
 
-def test_batches_that_pytorch_cannot_compare_are_neither_new_nor_old():
-    class Graphs(Regression):
-        def training_step(self, batch, batch_idx):
-            return super().training_step([batch[0].to_dense()], batch_idx)
-
-    run = measure_here(Graphs(), (torch.eye(16).to_sparse(),), probe_steps=1)
-    assert (run.outcome, run.record.probe.training.has_new_batch) == ("ok", None)
-
-
-def test_batches_without_tensors_are_neither_new_nor_old():
+@pytest.mark.parametrize("batch", [(torch.eye(16).to_sparse(),), ("a batch",)])
+def test_batches_without_tensors_that_pytorch_compares_are_neither_new_nor_old(batch):
     class Counted(Regression):
         def training_step(self, batch, batch_idx):
             return super().training_step([torch.eye(16)], batch_idx)
 
-    run = measure_here(Counted(), ("a batch",), probe_steps=1)
+    run = measure_here(Counted(), batch, probe_steps=1)
     assert (run.outcome, run.record.probe.training.has_new_batch) == ("ok", None)
 
 

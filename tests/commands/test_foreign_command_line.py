@@ -193,7 +193,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping': the following arguments are required: monitor
 {OWN} --trainer.callbacks Timer --trainer.callbacks.verbose x | 2 | callbacks.verbose is 'x'; allowed: true or false
 {OWN} --trainer.callbacks Timer --trainer.callbacks.span 3 | 2 | unknown option --trainer.callbacks.span of .*Timer
-{OWN} --trainer.callbacks LearningRateMonitor | 2 | LearningRateMonitor in trainer.callbacks needs --trainer.logger true
+{OWN} --trainer.callbacks LearningRateMonitor | 2 | Cannot use `LearningRateMonitor`
 {OWN} --trainer.callbacks '[3]' | 2 | callbacks: Not a valid subclass of Callback
 {OWN} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
 {OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
@@ -208,12 +208,6 @@ def test_the_command_line_has_lightning_clis_habits_or_says_so(words, code, patt
     printed = capfd.readouterr()
     assert re.search(pattern, printed.err if code == "2" else printed.out, re.DOTALL)
     assert code == "0" or not printed.out
-
-
-def test_settings_in_the_environment_are_said_not_to_be_read(monkeypatch, capsys):
-    monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEPS", "3")
-    assert main(["fit", "smoke", "--print_config"]) == 0
-    assert "PL_FIT__TRAINER__MAX_STEPS is not read" in capsys.readouterr().err
 
 
 BROKEN = {

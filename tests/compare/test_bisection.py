@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 
-from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
+from lmbench.compare.bisection import next_suspect, probabilities_of
 from lmbench.compare.rounds import ratio_by_rounds
 
 COUNT, CHANGE, GATE = 64, math.log(1.1), 0.02
@@ -27,8 +26,7 @@ class Machine:
         differences = []
         for count in range(1, 31):
             differences.append(self.difference(change))
-            ratio = ratio_by_rounds(differences, [number % 2 == 0 for number in range(count)])
-            if count >= 6 and ratio.lies_beyond(GATE):
+            if count >= 6 and ratio_by_rounds(differences).lies_beyond(GATE):
                 return differences
         return None
 
@@ -39,11 +37,10 @@ def first_bad(planted, machine):
     if ends is None:
         return None
     change = float(np.median(ends))
-    votes = [Votes()] * (COUNT - 1) + [votes_of(ends, change)]
-    while (index := next_suspect(probabilities_of(votes))) is not None:
-        vote = votes_of([machine.difference(CHANGE if index >= planted else 0.0)], change)
-        votes[index] = Votes(votes[index].good + vote.good, votes[index].bad + vote.bad)
-    return int(probabilities_of(votes).argmax())
+    rounds = [[] for _ in range(COUNT - 1)] + [ends]
+    while (index := next_suspect(probabilities_of(rounds, change))) is not None:
+        rounds[index].append(machine.difference(CHANGE if index >= planted else 0.0))
+    return int(probabilities_of(rounds, change).argmax())
 
 
 def test_a_change_of_10_percent_is_found_in_19_of_20_histories():
@@ -53,13 +50,3 @@ def test_a_change_of_10_percent_is_found_in_19_of_20_histories():
 
 def test_nothing_is_found_where_nothing_changed():
     assert [Machine(seed).ends(0.0) for seed in range(5)] == [None] * 5
-
-
-@pytest.mark.parametrize(("votes", "expected"), [([(0, 0), (6, 0), (0, 6), (0, 6)], 2), ([(0, 0), (0, 6)], 1)])
-def test_the_first_bad_one_follows_the_last_good_one(votes, expected):
-    assert int(probabilities_of([Votes(*vote) for vote in votes]).argmax()) == expected
-
-
-def test_a_suspect_near_the_border_is_measured_again():
-    votes = [Votes(), Votes(0, 0), Votes(1, 1), Votes(0, 0), Votes(0, 6)]
-    assert next_suspect(probabilities_of(votes)) == 2

@@ -37,13 +37,13 @@ def test_tokens_are_the_text_with_an_end_after_each_file(corpus, tmp_path):
     ids = corpus_tokens(corpus, 400, tmp_path / "cache")
     assert (ids.dtype, ids.max() < 400, ids[-1]) == (np.uint16, True, 0)
     expected = TEXT[:5000] + "naïve 日本語\n" + "<|endoftext|>" + TEXT + "<|endoftext|>"
-    expected += "no UTF-8: caf\xe9 \x00\xff\n<|endoftext|>"
+    expected += "no UTF-8: caf\ufffd \x00\ufffd\n<|endoftext|>"
     assert text_of(ids, corpus, 400) == expected
 
 
 def test_the_smallest_vocabulary_has_one_token_a_byte_and_large_ones_take_four_bytes(corpus, tmp_path):
-    # Three end-of-text ids, and one more byte for each of two Latin-1 characters, which UTF-8 writes in two.
-    assert corpus_tokens(corpus, 257, tmp_path / "cache").size == corpus.size_bytes + 3 + 2
+    # Three end-of-text ids, and two more bytes for each of two bytes that are not UTF-8.
+    assert corpus_tokens(corpus, 257, tmp_path / "cache").size == corpus.size_bytes + 3 + 4
     assert corpus_tokens(corpus, 70_000, tmp_path / "cache").dtype == np.uint32
     with pytest.raises(UsageError, match="vocab_size is 256; byte-level tokens of text need at least 257"):
         corpus_tokens(corpus, 256, tmp_path / "cache")

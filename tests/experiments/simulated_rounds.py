@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from lmbench.compare.rounds import LEAST_ROUNDS, log_evidence, running_medians, without_order
+from lmbench.compare.rounds import LEAST_ROUNDS, log_evidence, running_medians
 
 GATE, ROUNDS = 0.01, 60
 EFFECTS = (0.02, 0.05, 0.10, 0.30)
@@ -57,7 +57,7 @@ MACHINES = {
 
 
 def simulated(machine, trials, effect, rounds, generator):
-    """The differences of rounds, log(B / A), of shape (trials, rounds), and whether B began."""
+    """The differences of rounds, log(B / A), of shape (trials, rounds)."""
     shape = (trials, 2 * rounds)
     draw = partial(generator.standard_t, 3) if machine.heavy else generator.standard_normal
     values = draw(size=shape) * machine.spread / (math.sqrt(3) if machine.heavy else 1)
@@ -72,13 +72,12 @@ def simulated(machine, trials, effect, rounds, generator):
     values += np.log1p(machine.burst * generator.random(shape)) * is_burst
     is_b_first = generator.random((trials, rounds)) < 0.5
     difference = values[:, 1::2] - values[:, ::2]
-    return np.where(is_b_first, -difference, difference) + math.log1p(effect), is_b_first
+    return np.where(is_b_first, -difference, difference) + math.log1p(effect)
 
 
-def verdicts(differences, is_b_first):
+def verdicts(rounds):
     """The first verdict of each trial (0 undecided, 1 same, 2 changed), and the rounds until then; 1 more for none."""
-    rounds, count = without_order(differences, is_b_first), differences.shape[-1]
-    limit = math.log1p(GATE)
+    limit, count = math.log1p(GATE), rounds.shape[-1]
     is_same = np.minimum(*(log_evidence(rounds - end) for end in (-limit, limit))) > math.log(10)
     is_same &= np.abs(running_medians(rounds)) < limit
     words = np.where(is_same, 1, 2 * (log_evidence(rounds) > math.log(20)))
@@ -90,7 +89,7 @@ def verdicts(differences, is_b_first):
 
 def simulate(machine, trials, effect=0.0, rounds=ROUNDS, seed=0):
     """The shares of `same` and of `changed`, and the median rounds until a change."""
-    words, ends = verdicts(*simulated(machine, trials, effect, rounds, np.random.default_rng(seed)))
+    words, ends = verdicts(simulated(machine, trials, effect, rounds, np.random.default_rng(seed)))
     same, changed = (float((words == word).mean()) for word in (1, 2))
     needed = np.where(words == (2 if effect > GATE else 1), ends, rounds + 1)
     return same, changed, int(np.median(needed))

@@ -262,12 +262,6 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_sigterm_an_exit_and_they_leave_the_h
     assert measure().outcome == "ok"
 
 
-def test_an_interval_of_validations_is_said_to_have_no_effect_where_none_run(capsys):
-    for limit, is_told in ((0, True), (1, False)):
-        measure(trainer={"val_check_interval": 2, "limit_val_batches": limit})
-        assert ("measured without validation" in capsys.readouterr().err) == is_told
-
-
 def test_a_window_has_as_many_steps_as_were_asked_for_or_lasts_for_20_and_3_s():
     for asked, steps, requested in (({"steps": 7}, 7, (7, 0.0)), ({}, 8, (20, 3.0))):
         flags = {"accelerator": "cpu", "max_steps": 9}
