@@ -1,7 +1,8 @@
 """Start the ranks of one measurement, watch them until all have ended, and find the rank that ended the measurement.
 
 Under a launcher (torchrun, srun, mpirun) the launcher starts the processes. Otherwise this process forks them once it
-has imported everything and parsed the command line, before it touches a GPU.
+has imported everything and parsed the command line, before it touches a GPU. Where the imported code has touched one,
+as transformers does beside torchao, a fork could not use it: the ranks then start anew.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
@@ -33,7 +36,7 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection, _se
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.files import ScratchFolder
 from lmbench.fit.flight_recorder import read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
@@ -111,8 +114,10 @@ class RankEnd(NamedTuple):
     was_waited_for: bool
 
 
-def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[RankEnd], str | None]:
-    """Fork `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
+def run_ranks(
+    path: Path, count: int, measure: Callable[[], int], measure_anew: Callable[[], int]
+) -> tuple[list[RankEnd], str | None]:
+    """Start `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
 
     The collective in which they stopped is returned, too, where NCCL noticed.
 
@@ -122,17 +127,21 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[
     Args:
         path: the run's folder, with the records of the ranks; a rank that ends without closing its record has failed.
         count: ranks.
-        measure: measures as one rank, and returns an exit code.
+        measure: measures as one rank in a fork, and returns an exit code.
+        measure_anew: the same in a new process, and can be pickled.
     """
-    # Chosen before the fork, since all ranks need the same port.
+    # Chosen before the ranks start, since all of them need the same port.
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": str(count)}
-    context = multiprocessing.get_context("fork")
+    context: BaseContext = multiprocessing.get_context("fork")
+    if torch.cuda.is_initialized():
+        tell("the configuration's code used the GPU when it was imported, so each rank imports it anew")
+        context, measure = multiprocessing.get_context("spawn"), measure_anew
     ends, stop = list[RankEnd](), None
     with ScratchFolder("ranks") as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(count)]
         variables |= recording_variables(Path(folder))
         environments = [{**variables, "LOCAL_RANK": str(rank), _LOG: str(log)} for rank, log in enumerate(logs)]
-        ranks = [context.Process(target=_be_rank, args=(environment, measure)) for environment in environments]
+        ranks = [context.Process(target=_be_rank, args=(environment, measure)) for environment in environments]  # type: ignore[attr-defined]
         try:
             for process, log in zip(ranks, logs, strict=True):
                 log.touch()
@@ -164,9 +173,9 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[
     return ends, stop
 
 
-def _end(ranks: list[ForkProcess]) -> None:
+def _end(ranks: list[BaseProcess]) -> None:
     """End running ranks by SIGTERM, then by SIGKILL: Python handles no signal while a rank waits in a collective."""
-    for stop in (ForkProcess.terminate, ForkProcess.kill):
+    for stop in (BaseProcess.terminate, BaseProcess.kill):
         running = [process for process in ranks if process.pid is not None and process.is_alive()]
         for process in running:
             stop(process)
@@ -176,7 +185,7 @@ def _end(ranks: list[ForkProcess]) -> None:
 
 
 def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:
-    """Measure as one rank in a forked process, and end the process with the exit code."""
+    """Measure as one rank in a process of its own, and end the process with the exit code."""
     die_with_parent()
     os.environ.update(environment)
     # Lightning's own launcher does this too: the ranks of a host share its cores.

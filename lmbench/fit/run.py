@@ -38,8 +38,17 @@ from lmbench.instruments.ending import (
     out_of_memory,
     user_lines,
 )
-from lmbench.interruption import Terminated, exit_code, held, received
-from lmbench.masking import masked, masked_message, masked_text, masked_words, shown, shown_json, shown_lines
+from lmbench.interruption import Terminated, exit_code, held, listening, received
+from lmbench.masking import (
+    keep_words_secret,
+    masked,
+    masked_message,
+    masked_text,
+    masked_words,
+    shown,
+    shown_json,
+    shown_lines,
+)
 from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
 from lmbench.records.process import reach
@@ -78,7 +87,7 @@ def run(args: list[str]) -> int:
         if not words and "--print_config" not in flags:
             raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")
         line = CommandLine(command, words)
-        if rank_of_process() == 0:
+        if rank_of_process() == 0 and not is_watched():
             for sentence in line.ignored:
                 tell(sentence)
         if "--print_config" in flags:
@@ -107,8 +116,12 @@ def run(args: list[str]) -> int:
         recorder = measurement.recorder
         is_predicted, seed = rooms["memory"]["predict"], line.config.seed_everything
         measure = partial(_measure, measurement, build, seed, is_loud, is_predicted, options)
-        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure)
-        if recorder.folder is None or rank_of_process():
+        if rank_count == 1:
+            code = measure()
+        else:
+            anew = partial(_measure_anew, [*args, f"--measure.run_id={settings.run_id}"])
+            code = _measure_by_ranks(recorder, rank_count, measure, anew)
+        if recorder.folder is None or rank_of_process() or is_watched():
             return code
     except BaseException as error:
         return report_failure(error)
@@ -173,13 +186,22 @@ def _measure(
     return int(recorder.exit_code or 0)
 
 
-def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int]) -> int:
+def _measure_anew(args: list[str]) -> int:
+    """Measure as a rank whose process has just been started; returns the exit code."""
+    keep_words_secret(args)
+    with listening(until_exit=True):
+        return run(args)
+
+
+def _measure_by_ranks(
+    recorder: RunRecorder, count: int, measure: Callable[[], int], measure_anew: Callable[[], int]
+) -> int:
     """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
     ends, stop = list[RankEnd](), None
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
     existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
-        ends, stop = run_ranks(path, count, measure)
+        ends, stop = run_ranks(path, count, measure, measure_anew)
     signum = received()
     cause = cause_of(ends) if signum is None else None
     if path.is_dir() and not existed:

@@ -355,3 +355,31 @@ def test_an_optimizer_that_cannot_shard_is_one_line_and_an_existing_result_is_no
     capsys.readouterr()
     assert "run 'run' exists already" in refused("fit", *WORDS, *TINY)
     assert lmbench.load("results")[0].record == run.record
+
+
+USES_GPU_AT_IMPORT = """
+import torch
+from uneven import Uneven
+
+torch.cuda.is_initialized = lambda: True
+
+
+class Early(Uneven):
+    pass
+"""
+
+
+def test_ranks_start_anew_where_importing_the_users_code_has_used_the_gpu(tmp_path):
+    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT)
+    words = ["--model=early.Early", "--model.deed=none", "--json", *WORDS[:-1]]
+    fit = warm_server.run("fit", *words, folder=tmp_path)
+    assert (fit.returncode, fit.stderr.count("each rank imports it anew")) == (0, 1), fit.stderr
+    record = json.loads(fit.stdout)
+    assert (record["outcome"], record["world_size"], len(record["per_rank"])) == ("ok", 2, 2)
+
+
+def test_a_rank_that_started_anew_and_fails_is_told_with_its_line(tmp_path):
+    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT)
+    fit = warm_server.run("fit", "--model=early.Early", "--model.deed=fail", *WORDS, folder=tmp_path)
+    assert fit.returncode == 5
+    assert "lmbench: rank 1: no luck" in fit.stderr

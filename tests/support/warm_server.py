@@ -23,6 +23,7 @@ from unittest import mock
 
 from paths import SUPPORT
 
+import lmbench
 from lmbench.records.load import load_run
 from lmbench.sweep.fork_server import be_lmbench
 
@@ -87,8 +88,9 @@ class WarmProcess:
 def _server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warm_imports"])
-    # One thread: the machine is full of such processes.
-    with mock.patch.dict(os.environ, PYTHONPATH=str(SUPPORT), OMP_NUM_THREADS="1"):
+    # This process's lmbench, whatever the working directory. One thread: the machine is full of such processes.
+    path = os.pathsep.join([str(SUPPORT), str(Path(lmbench.__file__).parents[1])])
+    with mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
     return context
 
