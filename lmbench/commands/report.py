@@ -27,7 +27,7 @@ def report(
         view: show all results by the view of this study, or of this YAML file
         baseline: FACT=VALUE,... that speed-ups refer to, such as precision=32-true,matmul=highest
         reference: add others' figures of the same configurations: published (five write-ups), h200 (lmbench's own:
-            lmbench/reference/h200.md), or a file that --format csv wrote
+            the pages of lmbench/reference/), or a file that --format csv wrote
         over: each configuration's figures over commits or over time, with their change points
         publish: write PATH.md, the tables each with its command, and PATH.csv, their rows and those of each process
     """

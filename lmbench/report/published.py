@@ -46,7 +46,7 @@ def reference_feature(name: str) -> Feature:
     """The feature that shows a reference's figures beside each column, in a column for each GPU or write-up.
 
     Args:
-        name: `published`, `h200`, or a file that `lmbench report --format csv` wrote.
+        name: `published`, `h200` (all pages of that card), or a file that `lmbench report --format csv` wrote.
 
     Raises:
         UsageError: the reference does not exist, or the file was not written by a report.
@@ -92,13 +92,21 @@ def _write_ups() -> list[_Figure]:
 
 
 def _report(name: str) -> list[_Figure]:
-    """The figures of a report's CSV file, labelled with their GPUs; raises UsageError as `reference_feature` does."""
-    shipped = {path.stem: path for path in FOLDER.glob("*.csv") if path.with_suffix(".md").is_file()}
-    if name not in shipped and not name.endswith(".csv"):
-        raise unknown("--reference", name, [_PUBLISHED, *shipped], ", or a file of `lmbench report --format csv`")
-    advice, figures = "write one with `lmbench report --format csv`", list[_Figure]()
+    """The figures of a report, labelled with their GPUs; raises UsageError as `reference_feature` does."""
+    shipped = sorted(path for path in FOLDER.glob("*.csv") if path.with_suffix(".md").is_file())
+    # A card's name stands for all of its pages.
+    paths = [path for path in shipped if name in (path.stem, path.stem.partition("_")[0])]
+    if not paths and not name.endswith(".csv"):
+        known = [_PUBLISHED, *(path.stem for path in shipped)]
+        raise unknown("--reference", name, known, ", or a file of `lmbench report --format csv`")
+    return [figure for path in paths or [Path(name)] for figure in _figures_of(path, name)]
+
+
+def _figures_of(path: Path, name: str) -> Iterator[_Figure]:
+    """The figures of one file of a reference."""
+    advice = "write one with `lmbench report --format csv`"
     try:
-        text = read_file(shipped.get(name, Path(name)), _MOST_BYTES, follows_links=True).decode(errors="replace")
+        text = read_file(path, _MOST_BYTES, follows_links=True).decode(errors="replace")
         reader = csv.DictReader(text.splitlines())
         if not {"gpu", STEP.name} <= {*(reader.fieldnames or ())}:
             raise UsageError(f"--reference {name} is no report's table; {advice}")
@@ -108,12 +116,11 @@ def _report(name: str) -> list[_Figure]:
             for column in KNOWN_BY if stated else ():
                 if (value := _number(row.get(column))) is not None:
                     std = _number(row.get("step_std_s")) if column == STEP.name else None
-                    figures.append(_Figure(row["gpu"] or "no GPU named", column, stated, Cell(value, std)))
+                    yield _Figure(row["gpu"] or "no GPU named", column, stated, Cell(value, std))
     except Unreadable as error:
         raise UsageError(f"--reference {name}: {error}") from None
     except csv.Error as error:
         raise UsageError(f"--reference {name}: {error}; {advice}") from None
-    return figures
 
 
 def _number(text: str | None) -> float | None:

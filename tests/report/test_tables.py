@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -12,6 +13,8 @@ from runs import make_sweep, section_of, table_rows
 
 from lmbench.catalogue import make_catalogue
 from lmbench.cli import main
+from lmbench.reference import FOLDER
+from lmbench.report.facts import FACT
 from lmbench.report.frame import Frame
 from lmbench.report.view import TableSpec
 
@@ -82,3 +85,11 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, caps
     assert "it has no figure" not in printed("report", mine, "--reference", theirs)
     theirs.write_text(theirs.read_text().replace("32-true", "64-true"))
     assert "reference    it has no figure of these configurations" in printed("report", mine, "--reference", theirs)
+
+
+@pytest.mark.parametrize("page", ["h200_flagship", "h200_precision"])
+def test_a_cards_name_stands_for_all_of_its_pages(page):
+    row = next(csv.DictReader((FOLDER / f"{page}.csv").read_text().splitlines()))
+    facts = {name: row[name] for name in FACT if row.get(name)}
+    _, theirs = make_catalogue("h200").columns_of(TableSpec("T", ("step_s",)))
+    assert theirs.of(Frame({0: ()}, {0: facts}))[0].value == float(row["step_s"])
