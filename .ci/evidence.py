@@ -3,7 +3,7 @@
     python .ci/evidence.py                               # what there is to measure here, and how long it takes
     python .ci/evidence.py --budget 9m --pack runs.tgz   # measure for nine minutes
     python .ci/evidence.py --budget 9m --pack more.tgz --unpack runs.tgz   # go on, on another machine too
-    lmbench report evidence/nvidia_h200-*/ --publish lmbench/reference/h200
+    lmbench report evidence/nvidia_h200-*/precision --publish lmbench/reference/h200_precision   # a page an item
 
 The items and their order are in evidence.yaml. A card and a commit have a folder of their own in `evidence/`, so rows
 of the same card and commit are not measured again, and rows of others never mix. Run it in a clone, whose commit the
