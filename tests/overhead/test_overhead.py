@@ -63,7 +63,8 @@ def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp
     words += ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.01"]
     results = []
     for arm in list(ARMS)[:2]:
-        ends, _ = run_ranks(tmp_path, 2, partial(leave_result, arm, str(tmp_path / arm), words))
+        measure = partial(leave_result, arm, str(tmp_path / arm), words)
+        ends, _ = run_ranks(tmp_path, 2, measure, measure)
         assert [end.code for end in ends] == [0, 0]
         results.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=ArmWindow))
     assert losses(results[0]) == (results[1].first_loss, results[1].last_loss)
