@@ -70,9 +70,10 @@ class PhaseTimer(Observer):
 
     def __repr__(self) -> str:
         phases = summarize_steps(self.records)
-        count = 0 if phases.step is None else phases.step.n
+        if phases.step is None:
+            return f"{type(self).__name__}: no step of a window yet"
         means = ", ".join(f"{span} {milliseconds(phase.mean_s)}" for span, phase in phases.items())
-        return f"{type(self).__name__}, mean of {count} steps in ms: {means}"
+        return f"{type(self).__name__}, mean of {phases.step.n} steps in ms: {means}"
 
     def prepare(self) -> None:
         self.records = self.session.records

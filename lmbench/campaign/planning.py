@@ -1,4 +1,4 @@
-"""A memory plan, written, or proven: times of a block are measured, and then the best point, until it is the best."""
+"""A memory plan, written, or proven: measure the times of a block, then the best point, and plan again by both."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ def write_plan(
 
 
 def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
-    """Plan for the memory of the stages, or of the GPU here, and measure the plan's best point, until it was measured.
+    """Plan for the memory of the stages, or of the GPU here, and measure the plan's best point.
 
-    What each measured point took tells of recipes like it, so that another one may be the best. The fastest measured
-    point that keeps to the memory is written to tuned.yaml.
+    What a point took corrects the prediction of recipes like it, and may make another point the best. So this plans
+    again, until the best point is one that was measured. The fastest measured point that keeps to the memory is
+    written to tuned.yaml.
 
     Raises:
         UsageError: neither memory nor a GPU is given, nothing fits, or nothing can be planned.
@@ -99,24 +100,24 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         proven, steps, failed = list[ProvenPoint](), list[MeasuredStep](), list[Recipe]()
         while len(proven) < _POINTS:
             plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, steps, failed))
-            next_one = plan.best
-            if next_one is None or any(step.recipe == next_one.recipe for step in steps):
+            best = plan.best
+            if best is None or any(step.recipe == best.recipe for step in steps):
                 break
-            (runs,) = stages.measure("points", stages.long, {next_one.recipe.words: next_one.options}, _PROOF)
+            (runs,) = stages.measure("points", stages.long, {best.recipe.words: best.options}, _PROOF)
             if not runs:
                 break
-            proven.append(ProvenPoint(next_one, runs[0]))
+            proven.append(ProvenPoint(best, runs[0]))
             if step := measured_step(runs[0]):
-                steps.append(replace(step, recipe=next_one.recipe))
+                steps.append(replace(step, recipe=best.recipe))
             else:
-                failed.append(next_one.recipe)
+                failed.append(best.recipe)
     if not proven and plan.best is None:
         raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
     keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
     if keeping:
-        best = min(keeping, key=lambda point: point.step_s or 0.0)
-        best.is_answer = True
-        stages.write("tuned.yaml", tuned_config({**stages.base, **best.point.options}))
+        fastest = min(keeping, key=lambda point: point.step_s or 0.0)
+        fastest.is_answer = True
+        stages.write("tuned.yaml", tuned_config({**stages.base, **fastest.point.options}))
     return plan, proven
 
 

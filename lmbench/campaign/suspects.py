@@ -112,11 +112,13 @@ def _between_versions(good: re.Match[str], bad: re.Match[str]) -> list[Suspect]:
 def _environment(requirement: str) -> str:
     """The Python of an environment that has this requirement, and everything else from the present one; made once.
 
-    pip's own variables count, such as PIP_CONSTRAINT.
+    pip reads the files that PIP_CONSTRAINT names; an environment belongs to their content.
     """
     present = site.getsitepackages()
+    constraints = map(Path, os.environ.get("PIP_CONSTRAINT", "").split())
     try:
-        known = short_digest(f"{present} {os.environ.get('PIP_CONSTRAINT', '')}", 6)
+        limits = [path.read_bytes() if path.is_file() else path for path in constraints]
+        known = short_digest(f"{present} {limits}", 6)
         version = f"py{sys.version_info[0]}.{sys.version_info[1]}"
         folder = cache_folder() / "environments" / f"{requirement}-{version}-{known}"
         python = folder / "bin" / "python"

@@ -27,7 +27,8 @@ def bisect(
     The same command goes on after any end.
 
     GOOD and BAD are revisions of the git repository here (main~20 main --config smoke), versions of a package
-    (torch==2.9.0 torch==2.11.0 --config smoke), or two YAML files. pip's variables count, such as PIP_CONSTRAINT.
+    (torch==2.9.0 torch==2.11.0 --config smoke), or two YAML files. Versions are installed by pip, which reads
+    PIP_CONSTRAINT.
 
     exit codes: 0 found, or the ends are the same, 11 undecided, 12 invalid, 2 usage
 

@@ -129,9 +129,9 @@ class Planner:
         return replace(point, peak_bytes=peak, reserved_bytes=reserved, is_checked=True)
 
     def learn(self, chain: Chain, step: MeasuredStep) -> PlanPoint:
-        """The point of a measured step, which tells of recipes of the same kind.
+        """The point of a measured step, by which recipes of the same kind are predicted from now on.
 
-        No time of few blocks has a host that sets the step, as it does with matrix products kept in many blocks.
+        Times of few blocks do not tell a step that the host sets, as with matrix products kept in many blocks.
         """
         kind = _kind_of(step.recipe)
         self._work_ratios[kind] = step.step_s / predicted_work(chain, step.recipe)

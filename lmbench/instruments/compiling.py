@@ -129,7 +129,11 @@ def empty_cache() -> str | None:
 def use_cache(folder: str, undo: ExitStack) -> None:
     """Point Inductor's and Triton's caches of this process at a folder until the stack is closed."""
     variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
-    undo.enter_context(patch.dict(os.environ, variables))
+    # Not by `patch.dict`, which also takes back what the user's code sets meanwhile.
+    for name in variables:
+        undo.callback(os.environ.update, {name: os.environ[name]} if name in os.environ else {})
+        undo.callback(os.environ.pop, name, None)
+    os.environ.update(variables)
 
 
 def _compile_call(target: nn.Module, options: CompileOptions, undo: ExitStack) -> None:

@@ -208,7 +208,7 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
 
 
 def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> TraceEvents:
-    """Events divided into those of the host, calls, launches, kernels and Python functions."""
+    """Events divided into those of the host, calls, kernels and Python functions."""
     on_host = events[events.category.isin((*_HOST, _FUNCTION))]
     on_host = on_host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False])
     is_function = (on_host.category == _FUNCTION) & ~on_host.name.str.startswith(MODULE_CALL)

@@ -45,7 +45,7 @@ def _share(kind: str, span: Span, name: str) -> Expression:
 def _wait_fraction(run: RunRecord) -> float | None:
     """The share of the step's device time in which the device waits for the host, which the profiler slows."""
     wait_s, window_s = (value_at(run, f"kernels.phases.step.{name}") for name in ("host_wait_s", "window_s"))
-    return wait_s / window_s if window_s else None
+    return wait_s / window_s if wait_s is not None and window_s else None
 
 
 def _unhidden_fraction(run: RunRecord) -> float | None:

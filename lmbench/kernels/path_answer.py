@@ -61,9 +61,8 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     causes = causes.assign(step_s=sums["cause"], share_fraction=sums["cause"] / step_s).sort_values(
         "step_s", ascending=False
     )
-    per_chain = "per step of the chain that sets it"
-    rows = causes.reset_index()
-    path = table("kernels/axes", rows, name="path", title="The path", axis="cause", per=per_chain)
+    per = "per step, on the chain that sets the step"
+    path = table("kernels/axes", causes.reset_index(), name="path", title="The path", axis="cause", per=per)
     tables = [path, _link_table(simulation, shown)]
     if what_ifs.rows:
         tables = [what_ifs, *tables]

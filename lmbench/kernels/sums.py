@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range, starting
+from lmbench.kernels.events import is_range
 from lmbench.kernels.graph import Graph
-from lmbench.kernels.host import ENGINE
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
 from lmbench.records.examined import AttentionTimes
@@ -160,7 +159,7 @@ def host_pieces(graph: Graph) -> pd.DataFrame:
     around, main = pieces.around.to_numpy(np.int64), np.full(len(pieces), trace.events.main_thread)
     is_operator = ~take(is_range(trace.host.events), around, True)
     # The engine's event has only its own work around a node: the node's function has an event of its own.
-    names = np.where(starting(trace.host.names, ENGINE), "autograd engine", trace.host.names)
+    names = np.where(trace.host.is_engine, "autograd engine", trace.host.names)
     functions = take(trace.host.functions.names, trace.host.functions.around(main, pieces.start_ns.to_numpy()), "")
     return pieces.astype({"phase": object}).assign(
         name=np.where(is_operator, take(names, around, ""), ""), function=np.where(is_operator, "", functions)

@@ -501,6 +501,8 @@ def measured_step(run: StoredRun) -> MeasuredStep | None:
 def recipe_of(run: StoredRun) -> Recipe | None:
     """The recipe by which a run trained; None for one that no plan has."""
     settings = value_at(run.record, "config.trainer.recompute") or {}
+    if not isinstance(settings, Mapping):
+        return None
     kept = {name: value for name, value in settings.items() if name in ("keep", "offload") and value}
     treatment = next((name for name, treated in TREATMENTS.items() if treated == kept), None)
     if treatment is None:

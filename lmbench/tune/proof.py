@@ -68,5 +68,8 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
             ),
             use_line(path),
         ]
-    caption = f"each the best that fits {plan.gpu.name}, of {plan.tried:,} recipes, by blocks and the steps above it"
+    caption = (
+        f"each point was predicted the best of {plan.tried:,} recipes for {plan.gpu.name}, by the times of a block and "
+        "of the points above"
+    )
     return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from lmbench.callbacks import Compiler
 from lmbench.errors import UsageError
-from lmbench.instruments.compiling import CompileOptions, empty_cache, end_compile_workers
+from lmbench.instruments.compiling import CompileOptions, empty_cache, end_compile_workers, use_cache
 from lmbench.instruments.window import Schedule
 from lmbench.records.run import Compile
 
@@ -105,3 +106,15 @@ def test_an_empty_folder_that_was_set_is_as_good_as_a_private_cache(tmp_path, mo
     assert empty_cache() == str(tmp_path)
     (tmp_path / "graph").touch()
     assert empty_cache() is None
+
+
+def test_a_cache_of_ones_own_leaves_other_variables_as_the_users_code_sets_them(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("OF_THE_USER", "before")
+    with ExitStack() as undo:
+        use_cache("private", undo)
+        assert (os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]) == ("private", "private/triton")
+        os.environ["OF_THE_USER"] = "after"
+    assert (os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["OF_THE_USER"]) == ("mine", "after")
+    assert "TRITON_CACHE_DIR" not in os.environ

@@ -90,7 +90,7 @@ def test_suspects_that_do_not_run_are_left_out_and_named_beside_the_answer(bisec
     assert servers.figures["or"] == ["model.option_9=9", "model.option_10=10"]
 
 
-def test_a_version_that_cannot_be_installed_is_left_out(bisect, monkeypatch):
+def test_a_version_that_cannot_be_installed_is_left_out_and_new_constraints_make_new_environments(bisect, monkeypatch):
     def pip(python, *words):
         if "thing==1.2" in words:
             raise UsageError("pip install thing==1.2: No matching distribution found")
@@ -105,9 +105,14 @@ def test_a_version_that_cannot_be_installed_is_left_out(bisect, monkeypatch):
     monkeypatch.setattr("lmbench.campaign.suspects._pip", pip)
     monkeypatch.setattr("venv.create", link_python)
     Path("own.yaml").write_text(CONFIG)
-    servers = bisect("thing==1.0", "thing==1.4", "--config", "own.yaml", last=4, first_bad=3)
-    assert (servers.code, servers.figures["first"], servers.figures["or"]) == (0, "thing==1.3", ["thing==1.2"])
-    assert "thing==1.2 is left out: pip install thing==1.2: No matching" in servers.err
+    monkeypatch.setenv("PIP_CONSTRAINT", "limits.txt")
+    for limit in ("numpy<2", "numpy<3"):
+        Path("limits.txt").write_text(limit)
+        words = "thing==1.0", "thing==1.4", "--config", "own.yaml", "--results_dir", limit
+        servers = bisect(*words, last=4, first_bad=3)
+        assert (servers.code, servers.figures["first"], servers.figures["or"]) == (0, "thing==1.3", ["thing==1.2"])
+        assert "thing==1.2 is left out: pip install thing==1.2: No matching" in servers.err
+    assert len([*Path("cache").rglob("thing==1.3-*")]) == 2
 
 
 def test_the_same_command_goes_on_where_it_ended(bisect):

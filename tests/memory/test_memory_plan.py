@@ -9,6 +9,7 @@ import yaml
 from fake_steps import in_fork
 from msgspec.structs import replace
 from paths import DATA
+from runs import make_run
 
 from lmbench.errors import UsageError
 from lmbench.fit.planning import Planner, make_plan
@@ -30,6 +31,7 @@ from lmbench.memory.plan import (
     predicted_peak,
     predicted_work,
     recipes_of,
+    times_of,
     with_times,
 )
 
@@ -199,6 +201,12 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
     learned = points(steps=[step])
     assert {recipe.treatment for recipe in learned} == {"none", "inputs"}
     assert step.recipe not in points(failed=[step.recipe])
+
+
+def test_a_run_that_recomputes_as_no_plan_does_has_no_times_of_blocks(tmp_path):
+    make_run(tmp_path / "run", {}, {"config.trainer.recompute": "inputs", "config.measure.blocks": 3})
+    with pytest.raises(UsageError, match="has no times of blocks"):
+        times_of(tmp_path)
 
 
 def points_of(recipes):

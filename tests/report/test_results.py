@@ -35,10 +35,13 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_
 
 def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(tmp_path):
     view = {"title": "Mine", "tables": [
-        {"title": "Peaks", "columns": ["predicted_peak_bytes", "step_s"]},
+        {"title": "Peaks", "columns": ["predicted_peak_bytes", "trace_host_wait_fraction", "step_s"]},
         {"title": "Kernels", "columns": ["step_*_kind_fraction"]},
     ]}  # fmt: skip
-    section = section_of(make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view))
+    # A trace that does not say how long the device waited.
+    trace = {"kernels": {"phases": {"step": {"window_s": 0.05}}}}
+    axes = {"data.batch_size": [4, 8]}
+    section = section_of(make_sweep(tmp_path / "s", axes, view=view, change=lambda *_: trace))
     (shown,) = section.tables
     assert [column.title for column in shown.columns] == ["batch", "step"]
     assert "no run has figures of Kernels" in [line.text for line in section.notes]
