@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import Stages
 from lmbench.errors import UsageError, tell
@@ -100,14 +98,14 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         while len(proven) < _POINTS:
             plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, steps, failed))
             next_one = plan.best
-            if next_one is None or any(step.recipe == next_one.recipe for step in steps):
+            if next_one is None or any(proof.point.recipe == next_one.recipe for proof in proven):
                 break
             (runs,) = stages.measure("points", stages.long, {next_one.recipe.words: next_one.options}, _PROOF)
             if not runs:
                 break
             proven.append(ProvenPoint(next_one, runs[0]))
             if step := measured_step(runs[0]):
-                steps.append(replace(step, recipe=next_one.recipe))
+                steps.append(step)
             else:
                 failed.append(next_one.recipe)
     if not proven and plan.best is None:
