@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import Stages
-from lmbench.errors import UsageError, tell
+from lmbench.errors import ExitCode, Failure, UsageError, tell
 from lmbench.fit_options import check_options, option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
@@ -71,7 +71,8 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     point that keeps to the memory is written to tuned.yaml.
 
     Raises:
-        UsageError: neither memory nor a GPU is given, nothing fits, or nothing can be planned.
+        UsageError: neither memory nor a GPU is given, or nothing can be planned.
+        Failure: nothing fits.
     """
     here = gpu_for(None)
     if stages.most_bytes is not None:
@@ -109,7 +110,8 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
             else:
                 failed.append(next_one.recipe)
     if not proven and plan.best is None:
-        raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
+        least = gib(plan.points[-1].reserved_bytes)
+        raise Failure(f"nothing fits {gpu.name}: the least is {least} reserved, as predicted", ExitCode.OUT_OF_MEMORY)
     keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
     if keeping:
         best = min(keeping, key=lambda point: point.step_s or 0.0)

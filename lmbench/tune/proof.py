@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmbench.errors import ExitCode
 from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
 from lmbench.report.answer import Answer, Column, Line, Table, Value
@@ -57,7 +58,12 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
         Column("measured", MS, name="step_s"), Column("error", PERCENT, name="step_error_fraction"),
         Column("outcome"),
     ]  # fmt: skip
-    lines = [Line("proven", "no point ran; see its runs")]
+    errors = dict.fromkeys(str(error.message) for proof in proven if (error := proof.run.record.error))
+    why = "; ".join(errors) or "no time for it"
+    if any(proof.step_s for proof in proven):
+        why = f"what was measured takes more than {plan.gpu.name}"
+    lines = [Line("proven", f"no point: {why}")]
+    code = max((proof.run.record.exit_code or 0 for proof in proven), default=ExitCode.UNDECIDED)
     if best is not None:
         recipe = best.point.recipe
         lines = [
@@ -69,4 +75,5 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
             use_line(path),
         ]
     caption = f"each the best that fits {plan.gpu.name}, of {plan.tried:,} recipes, by blocks and the steps above it"
-    return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])
+    exit_code = ExitCode.OK if best else code or ExitCode.OUT_OF_MEMORY
+    return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)], exit_code=exit_code)
