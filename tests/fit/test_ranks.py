@@ -237,7 +237,7 @@ def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
         ("leave", 5, "error", "rank 1: somebody's code asked to exit with 0"),
         ("end", 143, "interrupted", "rank 1: stopped by SIGTERM"),
         ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
-        ("fail", 5, "error", "rank 1: no luck"),
+        ("fail", 5, "error", "rank 1: no luck with gloo"),
         ("oom", 3, "oom", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
     ],
 )
