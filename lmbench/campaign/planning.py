@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import Stages
-from lmbench.errors import UsageError, tell
+from lmbench.errors import ExitCode, Failure, UsageError, tell
 from lmbench.fit_options import check_options, option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
@@ -74,7 +72,8 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     written to tuned.yaml.
 
     Raises:
-        UsageError: neither memory nor a GPU is given, nothing fits, or nothing can be planned.
+        UsageError: neither memory nor a GPU is given, or nothing can be planned.
+        Failure: nothing fits.
     """
     here = gpu_for(None)
     if stages.most_bytes is not None:
@@ -101,18 +100,19 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         while len(proven) < _POINTS:
             plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, steps, failed))
             best = plan.best
-            if best is None or any(step.recipe == best.recipe for step in steps):
+            if best is None or any(proof.point.recipe == best.recipe for proof in proven):
                 break
             (runs,) = stages.measure("points", stages.long, {best.recipe.words: best.options}, _PROOF)
             if not runs:
                 break
             proven.append(ProvenPoint(best, runs[0]))
             if step := measured_step(runs[0]):
-                steps.append(replace(step, recipe=best.recipe))
+                steps.append(step)
             else:
                 failed.append(best.recipe)
     if not proven and plan.best is None:
-        raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
+        least = gib(plan.points[-1].reserved_bytes)
+        raise Failure(f"nothing fits {gpu.name}: the least is {least} reserved, as predicted", ExitCode.OUT_OF_MEMORY)
     keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
     if keeping:
         fastest = min(keeping, key=lambda point: point.step_s or 0.0)

@@ -138,7 +138,7 @@ class Planner:
         if step.peak_bytes:
             peak_ratio = step.peak_bytes / predicted_peak(chain, step.recipe)
             self._ratios[kind] = peak_ratio, step.reserved_bytes / step.peak_bytes
-        return replace(self.estimate(chain, step.recipe), is_checked=True)
+        return replace(self.estimate(chain, step.recipe), is_checked=step.peak_bytes > 0)
 
 
 def _kind_of(recipe: Recipe) -> tuple[str, bool]:
@@ -159,8 +159,12 @@ def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any
     recipes = {recipe: chain for chain in timed for recipe in recipes_of(chain, planner.samples)}
     for recipe in request.failed:
         recipes.pop(recipe, None)
-    steps = [step for step in request.steps if request.times and step.recipe in recipes]
-    checked = {step.recipe: planner.learn(recipes[step.recipe], step) for step in steps}
+    checked = dict[Recipe, PlanPoint]()
+    for step in request.steps if request.times else ():
+        # A loader of the user's own has one size.
+        recipe = replace(step.recipe, batch_size=step.recipe.batch_size or chains[0].batch_size)
+        if recipe in recipes:
+            checked[recipe] = planner.learn(recipes[recipe], replace(step, recipe=recipe))
     while True:
         points = [checked.get(recipe) or planner.estimate(chain, recipe) for recipe, chain in recipes.items()]
         near = [point for point in points if gpu.fits(point.reserved_bytes * (1 - planner.doubt(point)))]

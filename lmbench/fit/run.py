@@ -70,11 +70,15 @@ _SKIPPED = {"skip_null": "skip_none", "skip_default": "skip_default"}
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
 
-def run(args: list[str]) -> int:
+def run(args: list[str], run_id: str | None = None) -> int:
     """Run `lmbench fit|validate` with the given words; returns the exit code.
 
     Standard output has only the record with `--json`, only the result's folder with `--quiet`, and only the settings
     with `--print_config`.
+
+    Args:
+        args: the command and its words.
+        run_id: the run of which this process is a rank that has started anew.
     """
     reach("imported")
     quiet()
@@ -101,8 +105,7 @@ def run(args: list[str]) -> int:
             line.config.measure.run_id, line.config.measure.results_dir = None, MeasureSettings.results_dir
         line.write()
         rank_count = count_to_start(vars(line.build("trainer", callbacks=None, logger=None, profiler=None)))
-        if rank_count > 1:
-            settings.run_id = settings.run_id or new_run_id()
+        settings.run_id = settings.run_id or run_id or (new_run_id() if rank_count > 1 else None)
         facts = {
             "command": command, "argv": masked_words([command, *line.words]), "config": masked(line.content),
             "wandb": wandb.filing(),
@@ -119,7 +122,7 @@ def run(args: list[str]) -> int:
         if rank_count == 1:
             code = measure()
         else:
-            anew = partial(_measure_anew, [*args, f"--measure.run_id={settings.run_id}"])
+            anew = partial(_measure_anew, args, settings.run_id)
             code = _measure_by_ranks(recorder, rank_count, measure, anew)
         if recorder.folder is None or rank_of_process() or is_watched():
             return code
@@ -186,11 +189,11 @@ def _measure(
     return int(recorder.exit_code or 0)
 
 
-def _measure_anew(args: list[str]) -> int:
+def _measure_anew(args: list[str], run_id: str | None) -> int:
     """Measure as a rank whose process has just been started; returns the exit code."""
     keep_words_secret(args)
     with listening(until_exit=True):
-        return run(args)
+        return run(args, run_id)
 
 
 def _measure_by_ranks(
@@ -204,17 +207,17 @@ def _measure_by_ranks(
         ends, stop = run_ranks(path, count, measure, measure_anew)
     signum = received()
     cause = cause_of(ends) if signum is None else None
+    ending = None if cause is None else ending_of_ranks(cause, ends, stop)
     if path.is_dir() and not existed:
-        ending = None if cause is None else ending_of_ranks(cause, ends, stop)
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None and cause.code > 0:
         _print_lines(_CXX_LINES.sub("", cause.log))
-    if signum is not None and recorder.folder is None:
-        return exit_code(signum)
     if recorder.folder is not None or cause is None:
         return int(recorder.exit_code or 0)
-    return cause.code if cause.code > 0 else ExitCode.INTERNAL
+    if cause.code < 0 and ending is not None and ending.error is not None:
+        tell(str(ending.error.message))
+    return max(cause.code, ExitCode.INTERNAL)
 
 
 def report_failure(error: BaseException) -> int:

@@ -276,7 +276,7 @@ class FlightRecord(Struct):
 
 def failed_collective(exception: BaseException) -> str | None:
     """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
-    if not (isinstance(exception, DistError) or re.search("gloo|pair closure", message_of(exception))):
+    if not (isinstance(exception, DistError) or re.search("/gloo/|pair closure", message_of(exception))):
         return None
     record = torch._C._distributed_c10d._dump_fr_trace_json(True, False)  # type: ignore[attr-defined]
     entries = msgspec.json.decode(record, type=FlightRecord, strict=False).entries

@@ -499,7 +499,7 @@ def measured_step(run: StoredRun) -> MeasuredStep | None:
 
 
 def recipe_of(run: StoredRun) -> Recipe | None:
-    """The recipe by which a run trained; None for one that no plan has."""
+    """The recipe by which a run trained, of batch 0 from a loader of the user's own; None for one that no plan has."""
     settings = value_at(run.record, "config.trainer.recompute") or {}
     if not isinstance(settings, Mapping):
         return None
@@ -508,7 +508,7 @@ def recipe_of(run: StoredRun) -> Recipe | None:
     if treatment is None:
         return None
     return Recipe(
-        run.record.data.batch_size or 1, value_at(run.record, "config.trainer.accumulate_grad_batches") or 1, treatment,
+        run.record.data.batch_size or 0, value_at(run.record, "config.trainer.accumulate_grad_batches") or 1, treatment,
         settings.get("first"), settings.get("group", 1), settings.get("nested", False),
         value_at(run.record, "config.model.loss") == "chunked",
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmbench.errors import ExitCode
 from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
 from lmbench.report.answer import Answer, Column, Line, Table, Value
@@ -57,7 +58,7 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
         Column("measured", MS, name="step_s"), Column("error", PERCENT, name="step_error_fraction"),
         Column("outcome"),
     ]  # fmt: skip
-    lines = [Line("proven", "no point ran; see its runs")]
+    exit_code: int = ExitCode.OK
     if best is not None:
         recipe = best.point.recipe
         lines = [
@@ -68,8 +69,16 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
             ),
             use_line(path),
         ]
+    elif any(proof.step_s for proof in proven):
+        lines = [Line("proven", f"no point: what was measured takes more than {plan.gpu.name}")]
+        exit_code = ExitCode.OUT_OF_MEMORY
+    else:
+        errors = dict.fromkeys(str(error.message) for proof in proven if (error := proof.run.record.error))
+        lines = [Line("proven", f"no point: {'; '.join(errors) or 'no time for it'}")]
+        codes = [proof.run.record.exit_code or ExitCode.INTERNAL for proof in proven]
+        exit_code = max(codes, default=ExitCode.UNDECIDED)
     caption = (
         f"each point was predicted the best of {plan.tried:,} recipes for {plan.gpu.name}, by the times of a block and "
         "of the points above"
     )
-    return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])
+    return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)], exit_code=exit_code)

@@ -237,7 +237,7 @@ def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
         ("leave", 5, "error", "rank 1: somebody's code asked to exit with 0"),
         ("end", 143, "interrupted", "rank 1: stopped by SIGTERM"),
         ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
-        ("fail", 5, "error", "rank 1: no luck"),
+        ("fail", 5, "error", "rank 1: no luck with gloo"),
         ("oom", 3, "oom", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
     ],
 )
@@ -371,11 +371,12 @@ class Early(Uneven):
 
 def test_ranks_start_anew_where_importing_the_users_code_has_used_the_gpu(tmp_path):
     (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT)
-    words = ["--model=early.Early", "--model.deed=none", "--json", *WORDS[:-1]]
-    fit = warm_server.run("fit", *words, folder=tmp_path)
+    words = ["--model=early.Early", "--model.deed=none", *WORDS[:-2], "--measure.results_dir=mine"]
+    fit = warm_server.run("fit", *words, "--json", folder=tmp_path)
     assert (fit.returncode, fit.stderr.count("each rank imports it anew")) == (0, 1), fit.stderr
     record = json.loads(fit.stdout)
     assert (record["outcome"], record["world_size"], len(record["per_rank"])) == ("ok", 2, 2)
+    assert (record["argv"], record["config"]["measure"]["results_dir"]) == (["fit", *words], "mine")
 
 
 def test_a_rank_that_started_anew_and_fails_is_told_with_its_line(tmp_path):
@@ -383,3 +384,11 @@ def test_a_rank_that_started_anew_and_fails_is_told_with_its_line(tmp_path):
     fit = warm_server.run("fit", "--model=early.Early", "--model.deed=fail", *WORDS, folder=tmp_path)
     assert fit.returncode == 5
     assert "lmbench: rank 1: no luck" in fit.stderr
+
+
+def test_a_rank_that_is_killed_while_it_imports_is_told(tmp_path):
+    is_killed = 'import os, signal\nos.environ.get("LOCAL_RANK") == "1" and os.kill(os.getpid(), signal.SIGKILL)\n'
+    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT + is_killed)
+    fit = warm_server.run("fit", "--model=early.Early", "--model.deed=none", *WORDS, folder=tmp_path)
+    assert fit.returncode == 1
+    assert "lmbench: rank 1 was ended by SIGKILL, and the measurement with it" in fit.stderr

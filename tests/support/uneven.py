@@ -55,7 +55,7 @@ def reduce_slowly(_, bucket):
 
 
 def fail():
-    raise ValueError("no luck")
+    raise ValueError("no luck with gloo")
 
 
 def run_out_of_memory():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from paths import SUPPORT
 from warm_servers import warm_servers
 
@@ -241,6 +242,15 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     tuned = yaml.safe_load(Path("results/tune-own/tuned.yaml").read_text())
     recomputed = {"nothing": None, "all blocks": {"keep": "inputs"}}
     assert tuned["trainer"]["recompute"] == recomputed[best["recomputed"]]
+    with monkeypatch.context() as patch:
+        patch.setattr("lmbench.campaign.planning.Stages.is_allowed", lambda stages, peak_bytes: False)
+        code, answer, _ = tune(SPACE, "own.yaml", *words)
+        assert (code, answer["headline"]) == (3, [["proven", "no point: what was measured takes more than 1.00 GiB"]])
+        patch.setattr("lmbench.campaign.planning.ask_plan", lambda *asked: replace(plan_for(*asked), fitting=[]))
+        code, _, err = tune(SPACE, "own.yaml", *words)
+        assert (code, err.splitlines()[-1]) == (
+            3, "lmbench: tune: nothing fits 1.00 GiB: the least is 1.0 MiB reserved, as predicted"
+        )  # fmt: skip
     monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
     code, _, err = tune(SPACE, "own.yaml", *words)
     assert (code, "there are no times of blocks" in err.splitlines()[-1]) == (2, True)
