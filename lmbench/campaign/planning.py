@@ -87,10 +87,13 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         blocks = few_blocks(plan)
-        times = block_times(chain.from_iterable(stages.measure("blocks", stages.short, blocks, _BLOCKS)))
+        measured = stages.measure("blocks", stages.short, blocks, _BLOCKS)
+        times = block_times(chain.from_iterable(measured))
         try:
             with_times(plan.chains, times)
         except UsageError:
+            if not all(measured):
+                raise UsageError("the budget has no time for the runs of few blocks; give a larger --budget") from None
             tell("tune: the times of a block are unclear, as on a busy machine: they are measured again")
             again = stages.measure("again", stages.short, blocks, _BLOCKS)
             times += block_times(chain.from_iterable(again))

@@ -254,5 +254,7 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
     code, _, err = tune(SPACE, "own.yaml", *words)
     assert (code, "there are no times of blocks" in err.splitlines()[-1]) == (2, True)
+    code, _, err = tune(SPACE, "own.yaml", *words, "--name=short", "--budget=1s")
+    assert (code, err.splitlines()[-1].endswith("give a larger --budget")) == (2, True)
     code, _, err = tune(SPACE, "own.yaml", words[0], "--name=nowhere")
     assert (code, "--for memory needs a GPU" in err) == (2, True)
