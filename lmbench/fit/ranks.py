@@ -18,10 +18,10 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -132,7 +132,7 @@ def run_ranks(
     """
     # Chosen before the ranks start, since all of them need the same port.
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": str(count)}
-    context: BaseContext = multiprocessing.get_context("fork")
+    context: ForkContext | SpawnContext = multiprocessing.get_context("fork")
     if torch.cuda.is_initialized():
         tell("the configuration's code used the GPU when it was imported, so each rank imports it anew")
         context, measure = multiprocessing.get_context("spawn"), measure_anew
@@ -141,7 +141,7 @@ def run_ranks(
         logs = [Path(folder, f"rank{rank}.log") for rank in range(count)]
         variables |= recording_variables(Path(folder))
         environments = [{**variables, "LOCAL_RANK": str(rank), _LOG: str(log)} for rank, log in enumerate(logs)]
-        ranks = [context.Process(target=_be_rank, args=(environment, measure)) for environment in environments]  # type: ignore[attr-defined]
+        ranks = [context.Process(target=_be_rank, args=(environment, measure)) for environment in environments]
         try:
             for process, log in zip(ranks, logs, strict=True):
                 log.touch()
@@ -173,7 +173,7 @@ def run_ranks(
     return ends, stop
 
 
-def _end(ranks: list[BaseProcess]) -> None:
+def _end(ranks: Sequence[BaseProcess]) -> None:
     """End running ranks by SIGTERM, then by SIGKILL: Python handles no signal while a rank waits in a collective."""
     for stop in (BaseProcess.terminate, BaseProcess.kill):
         running = [process for process in ranks if process.pid is not None and process.is_alive()]

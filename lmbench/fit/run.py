@@ -119,11 +119,7 @@ def run(args: list[str], run_id: str | None = None) -> int:
         recorder = measurement.recorder
         is_predicted, seed = rooms["memory"]["predict"], line.config.seed_everything
         measure = partial(_measure, measurement, build, seed, is_loud, is_predicted, options)
-        if rank_count == 1:
-            code = measure()
-        else:
-            anew = partial(_measure_anew, args, settings.run_id)
-            code = _measure_by_ranks(recorder, rank_count, measure, anew)
+        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure, args)
         if recorder.folder is None or rank_of_process() or is_watched():
             return code
     except BaseException as error:
@@ -196,15 +192,13 @@ def _measure_anew(args: list[str], run_id: str | None) -> int:
         return run(args, run_id)
 
 
-def _measure_by_ranks(
-    recorder: RunRecorder, count: int, measure: Callable[[], int], measure_anew: Callable[[], int]
-) -> int:
+def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int], args: list[str]) -> int:
     """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
     ends, stop = list[RankEnd](), None
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
     existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
-        ends, stop = run_ranks(path, count, measure, measure_anew)
+        ends, stop = run_ranks(path, count, measure, partial(_measure_anew, args, recorder.run_id))
     signum = received()
     cause = cause_of(ends) if signum is None else None
     ending = None if cause is None else ending_of_ranks(cause, ends, stop)
