@@ -6,6 +6,8 @@ python -m pytest -q -m gpus tests/gpu/test_gpu_ranks.py
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 
 import psutil
@@ -68,6 +70,27 @@ def fit(*words):
 @pytest.fixture(scope="module")
 def first_losses():
     return []
+
+
+USES_GPU_AT_IMPORT = """
+import torch
+from lmbench.model.language_model import LanguageModel
+
+torch.zeros(1, device="cuda")
+
+
+class Early(LanguageModel):
+    pass
+"""
+
+
+def test_ranks_of_a_module_that_uses_the_gpu_at_import_start_anew(tmp_path):
+    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT)
+    words = [sys.executable, "-m", "lmbench", *WORDS[:-1], "--model=early.Early"]
+    process = subprocess.run(words, check=False, capture_output=True, text=True, timeout=300)
+    assert (process.returncode, process.stderr.count("each rank imports it anew")) == (0, 1), process.stderr
+    record = lmbench.load("results")[-1].record
+    assert (record.outcome, len(record.per_rank)) == ("ok", 2)
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
