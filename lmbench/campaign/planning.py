@@ -13,7 +13,6 @@ from lmbench.fit_options import check_options, option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
     FEW_BLOCKS,
-    MeasuredStep,
     MemoryPlan,
     PlanRequest,
     Recipe,
@@ -99,8 +98,10 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
             times += block_times(chain.from_iterable(again))
             # Without times the plan would rank recipes by their FLOPs, which are no seconds.
             with_times(plan.chains, times)
-        proven, steps, failed = list[ProvenPoint](), list[MeasuredStep](), list[Recipe]()
+        proven = list[ProvenPoint]()
         while len(proven) < _POINTS:
+            steps = [proof.step for proof in proven if proof.step is not None]
+            failed = [proof.point.recipe for proof in proven if proof.step is None]
             plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, steps, failed))
             best = plan.best
             if best is None or any(proof.point.recipe == best.recipe for proof in proven):
@@ -108,17 +109,15 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
             (runs,) = stages.measure("points", stages.long, {best.recipe.words: best.options}, _PROOF)
             if not runs:
                 break
-            proven.append(ProvenPoint(best, runs[0]))
-            if step := measured_step(runs[0]):
-                steps.append(step)
-            else:
-                failed.append(best.recipe)
+            proven.append(ProvenPoint(best, runs[0], measured_step(runs[0])))
     if not proven and plan.best is None:
         least = gib(plan.points[-1].reserved_bytes)
         raise Failure(f"nothing fits {gpu.name}: the least is {least} reserved, as predicted", ExitCode.OUT_OF_MEMORY)
-    keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
+    keeping = [
+        (proof.step.step_s, proof) for proof in proven if proof.step and stages.is_allowed(proof.step.reserved_bytes)
+    ]
     if keeping:
-        fastest = min(keeping, key=lambda point: point.step_s or 0.0)
+        _, fastest = min(keeping, key=lambda pair: pair[0])
         fastest.is_answer = True
         stages.write("tuned.yaml", tuned_config({**stages.base, **fastest.point.options}))
     return plan, proven

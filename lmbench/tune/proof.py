@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import ExitCode
-from lmbench.memory.plan import MemoryPlan, PlanPoint
+from lmbench.memory.plan import MeasuredStep, MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, GIB, MS, PERCENT, gib, milliseconds
@@ -15,25 +15,12 @@ from lmbench.tune.answer import use_line
 
 @dataclass
 class ProvenPoint:
-    """A point of a plan with its run."""
+    """A point of a plan with its run, and what its step took; None if the run failed."""
 
     point: PlanPoint
     run: StoredRun
+    step: MeasuredStep | None
     is_answer: bool = False
-
-    @property
-    def step_s(self) -> float | None:
-        """The median time of a step; None for a run that did not end well."""
-        step = self.run.record.phases.step
-        return step.median_s if step is not None and self.run.outcome == "ok" else None
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return self.run.record.memory.run_peak_allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> int | None:
-        return self.run.record.memory.run_peak_reserved_bytes
 
 
 def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Answer:
@@ -43,7 +30,8 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
     """
     rows, best = list[list[Value]](), next((point for point in proven if point.is_answer), None)
     for proof in proven:
-        point, peak, step_s = proof.point, proof.peak_bytes, proof.step_s
+        point, step = proof.point, proof.step
+        peak, step_s = (step.peak_bytes or None, step.step_s) if step else (None, None)
         outcome = "the answer" if proof.is_answer else proof.run.outcome.replace("ok", "")
         rows.append(
             [
@@ -59,17 +47,18 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
         Column("outcome"),
     ]  # fmt: skip
     exit_code: int = ExitCode.OK
-    if best is not None:
-        recipe = best.point.recipe
+    if best is not None and best.step is not None:
+        point, step = best.point, best.step
         lines = [
-            Line("proven", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {recipe.words}"),
-            Line("peak", f"{gib(best.peak_bytes)} measured, {gib(best.point.peak_bytes)} predicted"),
             Line(
-                "step", f"{milliseconds(best.step_s or 0.0)} ms measured, {milliseconds(best.point.work)} ms predicted"
+                "proven",
+                f"batch {point.recipe.batch_size} x {point.recipe.micro_batches}, recomputed: {point.recipe.words}",
             ),
+            Line("peak", f"{gib(step.peak_bytes)} measured, {gib(point.peak_bytes)} predicted"),
+            Line("step", f"{milliseconds(step.step_s)} ms measured, {milliseconds(point.work)} ms predicted"),
             use_line(path),
         ]
-    elif any(proof.step_s for proof in proven):
+    elif any(proof.step for proof in proven):
         lines = [Line("proven", f"no point: what was measured takes more than {plan.gpu.name}")]
         exit_code = ExitCode.OUT_OF_MEMORY
     else:
