@@ -109,7 +109,7 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
             (runs,) = stages.measure("points", stages.long, {best.recipe.words: best.options}, _PROOF)
             if not runs:
                 break
-            proven.append(ProvenPoint(best, runs[0], measured_step(runs[0])))
+            proven.append(ProvenPoint(best, runs[0], measured_step(runs[0], best)))
     if not proven and plan.best is None:
         least = gib(plan.points[-1].reserved_bytes)
         raise Failure(f"nothing fits {gpu.name}: the least is {least} reserved, as predicted", ExitCode.OUT_OF_MEMORY)

@@ -62,6 +62,8 @@ class Planner:
         self._ratios: dict[tuple[str, bool], tuple[float, float]] = {}
         #: Ratios of measured to predicted work.
         self._work_ratios: dict[tuple[str, bool], float] = {}
+        #: Bytes that a measured step reserved above its prediction, at most; recipes for one memory miss it alike.
+        self._missed_bytes = 0.0
 
     def chains(self) -> list[Chain]:
         """The chain of each size of the micro-batch, with the loss whole and in chunks; two sizes tell those of all."""
@@ -124,7 +126,7 @@ class Planner:
         recipe = point.recipe
         tell(f"checking batch {recipe.batch_size}, recomputed: {recipe.words}")
         predictor = self._predict([*self._words, *option_words(point.options)]).predictor()
-        peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes
+        peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes + self._missed_bytes
         self._ratios[_kind_of(recipe)] = peak / predicted_peak(chain, recipe), reserved / peak
         return replace(point, peak_bytes=peak, reserved_bytes=reserved, is_checked=True)
 
@@ -135,6 +137,7 @@ class Planner:
         """
         kind = _kind_of(step.recipe)
         self._work_ratios[kind] = step.step_s / predicted_work(chain, step.recipe)
+        self._missed_bytes = max(self._missed_bytes, step.missed_bytes)
         if step.peak_bytes:
             peak_ratio = step.peak_bytes / predicted_peak(chain, step.recipe)
             self._ratios[kind] = peak_ratio, step.reserved_bytes / step.peak_bytes

@@ -403,12 +403,13 @@ class PlanPoint(Struct):
 
 
 class MeasuredStep(Struct):
-    """What a step of all blocks took on the GPU."""
+    """What a step of all blocks took on the GPU; `missed_bytes` were reserved above what a plan had predicted."""
 
     recipe: Recipe
     step_s: float
     peak_bytes: int
     reserved_bytes: int
+    missed_bytes: float = 0.0
 
 
 class PlanRequest(Struct, tag=True):
@@ -488,14 +489,15 @@ def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
     return times
 
 
-def measured_step(run: StoredRun) -> MeasuredStep | None:
-    """What a run of all blocks measured; None for another run, or one that failed."""
+def measured_step(run: StoredRun, point: PlanPoint | None = None) -> MeasuredStep | None:
+    """What a run of all blocks, or of a plan's point, measured; None for another run, or one that failed."""
     recipe, memory, step = recipe_of(run), run.record.memory, run.record.phases.step
     has_few_blocks = value_at(run.record, "config.measure.blocks") is not None
     if recipe is None or has_few_blocks or run.outcome != "ok" or step is None or not step.median_s:
         return None
     peak_bytes, reserved_bytes = memory.run_peak_allocated_bytes or 0, memory.run_peak_reserved_bytes or 0
-    return MeasuredStep(recipe, step.median_s, peak_bytes, reserved_bytes)
+    missed_bytes = reserved_bytes - point.reserved_bytes if point is not None and reserved_bytes else 0.0
+    return MeasuredStep(recipe, step.median_s, peak_bytes, reserved_bytes, missed_bytes)
 
 
 def recipe_of(run: StoredRun) -> Recipe | None:

@@ -151,9 +151,8 @@ def test_times_of_few_blocks_become_times_of_a_step():
         with_times([CHAIN], [time_of("none", fewer, 4, 9), time_of("none", more, 4, 8)])
 
 
-def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
-    small = {name: BlockFacts(*(figure / 10 for figure in facts)) for name, facts in BLOCKS.items()}
-    chain, reserved = replace(CHAIN, count=100, blocks=small), iter([401] * 9)
+def planted_plan(reserved, **request):
+    """A plan for 400 bytes, whose checks tell what is `reserved` one after the other, and then 399."""
 
     def predict(words, workspace_bytes):
         def predictor():
@@ -162,8 +161,23 @@ def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
         options = dict.fromkeys(("data.batch_size", "trainer.recompute"))
         return SimpleNamespace(is_compiled=False, options=options, batch_size=4, micro_batches=1, predictor=predictor)
 
-    plan = make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), chains=[chain]), predict)
+    return make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), **request), predict)
+
+
+def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
+    small = {name: BlockFacts(*(figure / 10 for figure in facts)) for name, facts in BLOCKS.items()}
+    reserved = iter([401] * 9)
+    plan = planted_plan(reserved, chains=[replace(CHAIN, count=100, blocks=small)])
     assert (plan.best.is_checked, plan.best.reserved_bytes, next(reserved, None)) == (True, 399, None)
+
+
+@pytest.mark.parametrize(("missed_bytes", "best_bytes"), [(0, 399), (1, 400), (2, None)])
+def test_what_a_step_reserved_above_its_prediction_is_expected_of_other_recipes_too(missed_bytes, best_bytes):
+    fewer, more = FEW_BLOCKS
+    times = [time_of("none", fewer, 4, fewer), time_of("none", more, 4, more), time_of("inputs", fewer, 4, 2 * fewer)]
+    step = MeasuredStep(Recipe(4, 1), 10, 380, 420, missed_bytes)
+    best = planted_plan(iter(()), times=times, chains=[CHAIN], steps=[step]).best
+    assert (best and best.reserved_bytes) == best_bytes
 
 
 def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
