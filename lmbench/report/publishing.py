@@ -24,7 +24,7 @@ from lmbench.report.answer import Answer, Line
 from lmbench.report.facts import ENVIRONMENT, Facts, commit_text
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
-from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
+from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
 
 
@@ -82,8 +82,9 @@ def _stored_answers(paths: Iterable[str]) -> list[Answer]:
 
 
 def _page_section(section: Section, catalogue: Catalogue) -> Answer:
-    """A section with the command that repeats it below each of its tables."""
+    """A section with the command that repeats it below each of its tables, without what names the folder here."""
     answer = section_answer(section, catalogue)
+    answer = replace(answer, headline=[line for line in answer.headline if line.label != GO_ON])
     if command := section.group.sweep.command:
         notes = [Line("command", f"`{command}`")]
         tables = [Answer(tables=[table], notes=notes) for table in answer.tables]

@@ -36,6 +36,8 @@ from lmbench.report.tables import failed_guards, sentences, view_tables
 from lmbench.report.units import GIB, MS, PERCENT, WORDS, tally
 from lmbench.report.view import GENERIC, Catalogue, View
 
+#: The label of the command that measures what is missing, which only helps where the folder is.
+GO_ON = "go on"
 #: Most cells that are named with one failure, and most environments that are listed.
 _MOST_NAMED = 6
 _UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
@@ -136,9 +138,10 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     for guards in guards_by_name(runs, "warn").values():
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
         warnings.append(Line("WARN", f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}"))
-    unfinished = group.sweep.missing(len(group.rows))
-    if unfinished and group.home is not None:
-        unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
+    unfinished = []
+    if group.home is not None and (missing := group.sweep.missing(len(group.rows))):
+        again = Line(GO_ON, f"lmbench sweep {shown_path(group.home)}", is_whole=True)
+        unfinished = [Line("unfinished", missing), again]
     tables = view_tables(view, timed, catalogue)
     # A study for GPUs has no figures in some of its tables on a CPU.
     titles = {table.title for table in tables}
@@ -157,7 +160,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
             *(Line("answer", text) for text in chain.from_iterable(answers)),
             *warnings,
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
-            *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
+            *unfinished,
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
             *labelled("reference", is_apart and "it has no figure of these configurations"),
         ],
