@@ -9,6 +9,7 @@ import pickle
 import pytest
 import yaml
 from runs import make_record, make_run, put, write_run
+from trace_events import HandWritten
 
 from lmbench.cli import main
 from lmbench.records.load import load_run
@@ -23,11 +24,6 @@ a shortage after a segment:
 a free without an allocation:
 - {action: free_completed, addr: 1, size: 9, time_us: 1, frames: []}
 """)
-
-
-def event(name, category, start, duration, **arguments):
-    times = {"ts": start, "dur": duration}
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "args": arguments, **times}
 
 
 #: Fields of a record, and the field that is said to be wrong.
@@ -68,14 +64,14 @@ def test_a_snapshot_without_allocations_is_shown(name, words, tmp_path):
     [(0, 0, 1, 0, "gemm"), (0, 5, 1, 0, "gemm"), (9, 5, 20_000, 2, "nested more than 1,000 levels deep")],
 )
 def test_an_odd_trace_is_shown_or_one_line(step, duration, depth, code, message, tmp_path, capsys):
-    events = [
-        event("ProfilerStep#1", "user_annotation", 0, step),
-        *(event("aten::mm", "cpu_op", index, 2 * depth - 2 * index) for index in range(depth)),
-        event("cudaLaunchKernel", "cuda_runtime", 0, 0, correlation=1),
-        event("gemm", "kernel", 0, duration, correlation=1, device=0),
-    ]
+    trace = HandWritten()
+    trace.range("ProfilerStep#1", 0, step)
+    for index in range(depth):
+        trace.op("aten::mm", index, 2 * depth - 2 * index)
+    trace.launch(1, 0, 0)
+    trace.kernel(1, "gemm", 0, duration)
     path = tmp_path / "x.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    path.write_text(json.dumps({"traceEvents": trace.events}))
     assert main(["kernels", str(path)]) == code
     printed = capsys.readouterr()
     assert (message in printed.out + printed.err, printed.err.count("\n")) == (True, 1 if code else 0)
