@@ -14,7 +14,7 @@ from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
 CASES = yaml.safe_load((DATA / "comparability.yaml").read_text())
-HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
+HOST_BOUND = yaml.safe_load("probe__verdicts: {forward: {verdict: host-bound}, backward: {verdict: queued}}")
 
 
 def compared(folder, about=(), common=None, **changes):
@@ -79,13 +79,9 @@ def test_an_option_that_is_not_set_stands_for_what_the_record_says(tmp_path):
 
 
 def test_what_a_reader_should_know_is_noted(tmp_path):
-    changes = {
-        "config__data__batch_size": 8,
-        "data__batch_size": 8,
-        "window__tokens": 409_600,
-        "guards": [{"name": "power_cap", "status": "warn", "message": "..."}],
-    }
-    assert compared(tmp_path, **changes).notes == [
+    guards = [{"name": "power_cap", "status": "warn", "message": "..."}]
+    cell = compared(tmp_path, config__data__batch_size=8, data__batch_size=8, window__tokens=409_600, guards=guards)
+    assert cell.notes == [
         "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's",
         "guards that warned: power_cap",
         "no A/A noise floor is known; `lmbench noise` measures it",

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from comparison_runs import make_run
 from simulated_cells import MeasuredServers
 from tables import flat
@@ -110,7 +111,8 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
 
 
 @pytest.mark.parametrize(
-    ("effect", "code", "word"), [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -"), ("oom", 11, "outcome oom")]
+    ("effect", "code", "word"),
+    yaml.safe_load("[[0.02, 10, 'SLOWER: +'], [-0.02, 0, 'FASTER: -'], [oom, 11, outcome oom]]"),
 )
 def test_a_change_ends_it_and_is_the_exit_code_and_a_side_that_does_not_run_ends_it_after_one_round(
     compare_run, effect, code, word
@@ -155,10 +157,6 @@ def test_a_round_whose_guard_failed_is_measured_again_within_the_budget_alone(co
     # Both sides fail here, as where the project itself patches a clock.
     thrice = compare_run(noisy(), "a.yaml", "--name=d")
     assert (thrice.code, len(thrice.started)) == (12, 6)
-    assert (
-        "INVALID: guard clocks failed in 3 of 3 runs of A: patched guard clocks failed in 3 of 3 runs of B"
-        in thrice.out
-    )
 
 
 def test_an_automatic_budget_lasts_as_long_as_the_gate_needs(compare_run):

@@ -106,9 +106,8 @@ def test_runs_of_one_process_are_one_sample_and_the_same_results_twice_are_refus
     assert all("one process is one sample" in run.reason for run in cell.left_out_b)
     copy = shutil.copytree(a, tmp_path / "copy")
     make_run(copy)
-    for other in (a, copy):
-        with pytest.raises(UsageError, match=r"hold the same results, 3 runs such as"):
-            compared(a, other)
+    with pytest.raises(UsageError, match=r"hold the same results, 3 runs such as"):
+        compared(a, copy)
 
 
 def test_cells_of_two_sweeps_meet_by_their_axes_and_those_that_fit_on_neither_side_are_not_judged(tmp_path):
@@ -130,18 +129,13 @@ def test_cells_of_two_sweeps_meet_by_their_axes_and_those_that_fit_on_neither_si
 
 def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_path):
     sweep = tmp_path / "s"
-    for size, precision, factor in itertools.product(
-        ("small", "large"), ("32-true", "bf16-mixed"), (0.999, 1.0, 1.001)
-    ):
+    sides = {"32-true": [2 * step_s for step_s in TIMES], "bf16-mixed": TIMES}
+    for size, precision in itertools.product(("small", "large"), sides):
         axes = {"model.size": size, "trainer.precision": precision}
         changes = {"precision": precision, "config__trainer__precision": precision}
-        make_run(sweep / "runs", factor * (2 if precision == "32-true" else 1), sweep={"axes": axes}, **changes)
+        make_runs(sweep / "runs", sides[precision], sweep={"axes": axes}, **changes)
     comparison = compared(f"{sweep}@trainer.precision=32-true", f"{sweep}@trainer.precision=bf16-mixed")
     assert verdicts(comparison) == {"size small": "faster", "size large": "faster"}
-    with pytest.raises(UsageError, match=r"trainer.precision has 32-true, bf16-mixed"):
-        compared(f"{sweep}@trainer.precision=fp8", sweep)
-    with pytest.raises(UsageError, match=r"AXIS=VALUE"):
-        compared(f"{sweep}@precision", sweep)
 
 
 def test_unrelated_runs_meet_by_their_configuration_and_sides_without_a_cell_in_common_are_refused(tmp_path):

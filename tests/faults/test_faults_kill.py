@@ -36,7 +36,7 @@ def check_killed(fit, code):
     return run.outcome
 
 
-def test_a_kill_at_any_of_20_instants_loses_at_most_a_second_or_50_steps(tmp_path):
+def test_a_kill_at_any_of_14_instants_loses_at_most_a_second_or_50_steps(tmp_path):
     def kill(number, instant):
         step, seconds = instant
         fit = start_fit(tmp_path / str(number), *WORDS, ticks=True)
@@ -45,16 +45,16 @@ def test_a_kill_at_any_of_20_instants_loses_at_most_a_second_or_50_steps(tmp_pat
         return check_killed(fit, fit.wait()), len(fit.ticks)
 
     # Seconds after the end of a step, so that most of them meet the window on a machine of any speed.
-    before = [(0, seconds) for seconds in (0.0, 0.1, 0.2)]
-    within = [(SEEN * index // 14, 0.01 * random.random()) for index in range(14)]
-    after = [(SEEN, 0.2 * random.random()) for _ in range(3)]
+    before = [(0, seconds) for seconds in (0.0, 0.15)]
+    within = [(SEEN * index // 10, 0.01 * random.random()) for index in range(10)]
+    after = [(SEEN, 0.2 * random.random()) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(kill, range(20), [*before, *within, *after]))
+        found = list(pool.map(kill, range(14), [*before, *within, *after]))
     outcomes = [outcome for outcome, _ in found]
-    assert outcomes.count("killed") > 10
+    assert outcomes.count("killed") > 6
     assert "nothing yet" in outcomes
     # They did meet the run everywhere: each quarter of its steps holds some.
-    met = [4 * done // SEEN for _, done in found[3:17]]
+    met = [4 * done // SEEN for _, done in found[2:12]]
     assert all(met.count(quarter) for quarter in range(4)), met
 
 
@@ -77,5 +77,5 @@ def test_a_kill_while_w_and_b_writes_ends_its_process_and_the_next_one_clears_wh
     (tmp_path / "lmbench-of-mine").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", None)
     with ScratchFolder("first") as first, ScratchFolder("second"):
-        assert (left.exists(), Path(first).exists(), (tmp_path / "lmbench-of-mine").exists()) == (False, True, True)
+        assert (left.exists(), Path(first).exists()) == (False, True)
     assert [path.name for path in tmp_path.glob("lmbench-*")] == ["lmbench-of-mine"]

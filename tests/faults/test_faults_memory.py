@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import yaml
 from fit_process import plant, start_fit, statuses
 from planted_faults import leave_address_space, return_freed_memory
 
@@ -12,21 +13,20 @@ from lmbench.fit.command_line import CommandLine
 
 # So large that every phase asks for more than is left: logits of 40 MB, which malloc never keeps for a next time.
 SIZE = ("--model.d_model=64", "--data.context_length=256", "--data.batch_size=4")
-WORDS = (*SIZE, "--measure.steps=8", "--measure.probe_steps=3")
-SEEN = 3 + 8
+WORDS = (*SIZE, "--measure.steps=4", "--measure.probe_steps=3")
+SEEN = 3 + 4
 
 
 @pytest.mark.parametrize(
     ("hook", "calls", "phase", "steps"),
-    [
-        ("setup", 0, "setup", 0),
-        ("on_train_batch_start", 8, "forward", 8),
-        ("on_before_backward", 8, "backward", 8),
-        ("on_before_optimizer_step", 0, "optimizer", 0),
-        # In the probe steps the window stays valid.
-        ("on_train_batch_start", SEEN + 1, "forward", SEEN),
-        ("on_before_backward", SEEN + 1, "backward", SEEN),
-    ],
+    yaml.safe_load("""
+- [setup, 0, setup, 0]
+- [on_train_batch_start, 5, forward, 5]
+- [on_before_backward, 5, backward, 5]
+- [on_before_optimizer_step, 0, optimizer, 0]
+# In the probe steps the window stays valid.
+- [on_train_batch_start, 8, forward, 7]
+"""),
 )
 def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(hook, calls, phase, steps, tmp_path):
     fit = start_fit(tmp_path, *WORDS, *plant(hook, "exhaust", calls), before=return_freed_memory)
@@ -35,7 +35,7 @@ def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(hook, call
     (run,) = fit.results
     assert (run.outcome, run.damage, len(run.steps)) == ("ok" if is_probe else "oom", None, steps)
     if is_probe:
-        assert (run.record.error, run.record.window.steps, run.record.probe.error.phase) == (None, 8, phase)
+        assert (run.record.error, run.record.window.steps, run.record.probe.error.phase) == (None, 4, phase)
         assert statuses(run.record)["probe_steps"] == "warn"
         assert "out of memory in the probe steps" in fit.out
     else:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fit_process import bench, plant
-
-from lmbench.callbacks import MemoryRecorder
-from lmbench.fit import run as run_module
-from lmbench.records import summary
+from fit_process import SMALL, bench, plant
 
 USERS = plant("on_train_batch_end", "raise", 5)
 
@@ -17,29 +13,29 @@ def planted(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "words", "code", "outcome", "steps", "said"),
+    ("place", "words", "code", "outcome", "steps", "said"),
     [
-        (summary, "evaluate_guards", (), 1, "error", 8, "ZeroDivisionError"),
+        ("records.summary.evaluate_guards", (), 1, "error", 8, "ZeroDivisionError"),
         # It does not hide what the user's own code raised before.
-        (summary, "summarize_steps", USERS, 5, "error", 5, "planted in the user's own code"),
-        (run_module, "give", (), 1, "ok", 8, "the result could not be printed (planted in lmbench)"),
+        ("records.summary.summarize_steps", USERS, 5, "error", 5, "planted in the user's own code"),
+        ("fit.run.give", (), 1, "ok", 8, "the result could not be printed (planted in lmbench)"),
         # An observer that cannot leave its facts hinders no other.
-        (MemoryRecorder, "run_closing", USERS, 5, "error", 5, "MemoryRecorder could not leave its facts"),
+        ("callbacks.MemoryRecorder.run_closing", USERS, 5, "error", 5, "MemoryRecorder could not leave its facts"),
     ],
 )
 def test_a_fault_in_lmbench_keeps_the_steps_and_is_told(
-    place, name, words, code, outcome, steps, said, tmp_path, capsys, monkeypatch
+    place, words, code, outcome, steps, said, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(place, name, planted)
-    run = bench(tmp_path, "--measure.warmup_steps=2", *words, code=code)
+    monkeypatch.setattr(f"lmbench.{place}", planted)
+    run = bench(tmp_path, "--measure.warmup_steps=2", *SMALL, *words, code=code)
     assert (run.outcome, len(run.steps)) == (outcome, steps)
     told = capsys.readouterr().err
     assert said in told
-    if name == "evaluate_guards":
+    if place.endswith("evaluate_guards"):
         # What was done before the fault is there.
         assert (run.record.error.phase, run.record.phases.step.n) == ("summary", 6)
         assert "planted in lmbench" in run.record.error.message
-    if name == "give":
+    if place.endswith("give"):
         assert str(run.path) in told
     if words:
         assert run.record.error.message == "planted in the user's own code"

@@ -11,7 +11,8 @@ from pathlib import Path
 import planted_faults
 import psutil
 import pytest
-from fit_process import bench, plant, sound_result, start_fit
+import yaml
+from fit_process import SMALL, bench, plant, sound_result, start_fit
 from tables import rows
 from waiting import wait_for
 
@@ -20,25 +21,24 @@ from lmbench.records.measured import RunError
 
 RAISING_LINE = inspect.getsourcelines(planted_faults.Planted._raise)[1] + 1
 QUICK = "--measure.steps=20 --measure.probe_steps=3"
-WINDOW = 3 + 20
 
 
 @pytest.mark.parametrize(
     ("hook", "at", "phase", "steps", "window"),
     # Times it was called before, steps kept and of the window.
-    [
-        ("setup", 0, "setup", 0, None),
-        ("on_train_start", 0, "setup", 0, 0),
-        ("on_train_batch_start", 8, "other", 8, 5),
-        ("on_train_batch_end", 8, "other", 8, 5),
-        # Among the probe steps.
-        ("on_train_batch_end", WINDOW + 2, "other", WINDOW, 20),
-        ("on_train_end", 0, "other", WINDOW, 20),
-        ("teardown", 0, "other", WINDOW, 20),
-    ],
+    yaml.safe_load("""
+- [setup, 0, setup, 0, null]
+- [on_train_start, 0, setup, 0, 0]
+- [on_train_batch_start, 8, other, 8, 5]
+- [on_train_batch_end, 8, other, 8, 5]
+# Among the probe steps.
+- [on_train_batch_end, 25, other, 23, 20]
+- [on_train_end, 0, other, 23, 20]
+- [teardown, 0, other, 23, 20]
+"""),
 )
 def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, phase, steps, window, tmp_path, capsys):
-    run, printed = bench(tmp_path, QUICK, *plant(hook, "raise", at), code=5), capsys.readouterr()
+    run, printed = bench(tmp_path, QUICK, *SMALL, *plant(hook, "raise", at), code=5), capsys.readouterr()
     assert (run.outcome, run.record.exit_code, run.damage) == ("error", 5, None)
     error = RunError("ValueError", "planted in the user's own code", phase)
     error.location, error.traceback_file = f"planted_faults.py:{RAISING_LINE} in _raise", "traceback.txt"
@@ -57,14 +57,18 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, p
 
 @pytest.mark.parametrize(
     ("deed", "message"),
-    [("exit", "exit with 0"), ("leave", "exit with 0"), ("speechless", "cannot be read: SystemExit in __str__")],
+    rows("""
+    exit | exit with 0
+    leave | exit with 0
+    speechless | cannot be read: SystemExit in __str__
+    """),
 )
 def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
-    run = bench(tmp_path, QUICK, *plant("on_train_batch_end", deed, 8), code=5)
+    run = bench(tmp_path, QUICK, *SMALL, *plant("on_train_batch_end", deed, 8), code=5)
     assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
 
 
-@pytest.mark.parametrize(("end", "code"), [(None, 0), ("sigterm", 143), ("sigkill", 137)])
+@pytest.mark.parametrize(("end", "code"), yaml.safe_load("[[null, 0], [sigterm, 143], [sigkill, 137]]"))
 def test_no_process_of_a_step_outlives_the_run(end, code, tmp_path):
     ending = plant("on_train_batch_end", end, 9) if end else []
     process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *ending)
@@ -79,7 +83,7 @@ def test_a_fork_of_a_step_neither_trains_on_nor_writes(tmp_path):
     process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "fork", 8))
     assert process.wait() == 0
     run = sound_result(process)
-    assert (run.outcome, len(run.steps)) == ("ok", WINDOW)
+    assert (run.outcome, len(run.steps)) == ("ok", 3 + 20)
     assert "came back to the training; it was ended" in process.err
 
 

@@ -97,6 +97,7 @@ settings: [{}, {trainer: {callbacks: dl, compile: true}}, "trainer.callbacks: dl
 "behind a secret's name": [{}, {model: {hf_token: evil.Model}}, "model.hf_token: ***"]
 logger: [{base: {trainer.logger: WandbLogger}}, {}, "trainer.logger: WandbLogger"]
 destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
+nothing to run: [{base: {}}, {}, null]
 """)
 
 
@@ -114,16 +115,12 @@ def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
     before = sorted(here.rglob("*"))
     lines = refused(words[0], "dl", *words[1:]).splitlines()
     assert lines[-1] == "lmbench: nothing of 'dl' was run; `lmbench sweep dl --trust` takes it over"
-    assert any(shown in line for line in lines[1:-1])
+    if shown:
+        assert any(shown in line for line in lines[1:-1])
+    else:
+        # Where nothing would be used, no list of it is announced.
+        assert lines[:-1] == ["lmbench: dl was not begun here by you, or was changed since"]
     assert sorted(here.rglob("*")) == before
-
-
-def test_a_foreign_folder_that_names_nothing_to_run_has_no_list_announced(here, refused):
-    (here / "dl").mkdir()
-    (here / "dl" / "sweep.json").write_text(json.dumps({"file": {"matrix": {"data.batch_size": [1]}}}))
-    lines = refused("sweep", "dl").splitlines()
-    assert lines[0] == "lmbench: dl was not begun here by you, or was changed since"
-    assert len(lines) == 2
 
 
 def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch):

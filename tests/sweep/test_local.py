@@ -59,12 +59,13 @@ class Machine(LocalExecutor):
         self.folder, self.environment = folder, environment
         super().__init__(cores=cores, **more)
 
-    def end(self, code, timeout_s=30.0, tick=lambda: None, environment=None, **variables):
-        environment = environment or self.environment
-        (self.folder / "log").unlink(missing_ok=True)
-        self.await_ready([environment])
+    def launch(self, code, log="log", pipe=None, **variables):
         variables = {"CODE": code, "HERE": str(self.folder), **variables}
-        (end,) = self.run([Launch(["fit", "--x=1"], self.folder / "log", environment, variables)], timeout_s, tick)
+        return Launch(["fit", "--x=1"], self.folder / log, self.environment, variables, pipe=pipe)
+
+    def end(self, code, timeout_s=30.0, tick=lambda: None, **variables):
+        (self.folder / "log").unlink(missing_ok=True)
+        (end,) = self.run([self.launch(code, **variables)], timeout_s, tick)
         return end
 
     def printed(self, expression, **more):
@@ -171,17 +172,6 @@ def test_processes_share_hash_seed_and_addresses_within_a_round_and_differ_betwe
     assert all(a != b for a, b in zip(rounds[0][0], rounds[1][0], strict=True)), rounds
 
 
-def test_where_cores_are_idle_the_servers_of_later_rounds_start_before_anything_runs(tmp_path):
-    machine, pids = Machine(tmp_path, environment(tmp_path), cores=8), []
-    (tmp_path / "lmbench" / "cli.py").write_text("import time\ntime.sleep(0.2)\ndef main(words): pass\n")
-    for to_come in (2, 1, 0):
-        machine.begin_round(to_come)
-        pids += machine.printed("os.getppid()")
-    machine.close()
-    assert len(set(pids)) == 3
-    assert all(is_gone(int(pid)) for pid in pids)
-
-
 @pytest.mark.parametrize(("cores", "servers"), [(8, 6), (1, 2)])
 def test_each_round_of_a_comparison_has_a_server_of_its_own_where_cores_are_idle(cores, servers, tmp_path):
     machine, pids, counts = Machine(tmp_path, environment(tmp_path), cores=cores), set(), []
@@ -198,16 +188,17 @@ def test_each_round_of_a_comparison_has_a_server_of_its_own_where_cores_are_idle
     assert cores > 1 or counts == [1, 1, 1, 2, 1, 1]
 
 
-def test_two_environments_share_the_cores_for_servers_that_start_ahead(tmp_path):
+def test_servers_of_later_rounds_are_ready_before_anything_runs_and_two_environments_share_the_cores(tmp_path):
     machine = LocalExecutor(cores=8)
     sides = [replace(environment(tmp_path / name), name=name) for name in "AB"]
     machine.begin_round(9)
     machine.await_ready(sides)
     for side in sides:
         machine.await_ready([side])
-    counts = [len(machine._servers[side.name]) for side in sides]
+    servers = [server for name in "AB" for server in machine._servers[name]]
+    assert [server._is_ready for server in servers] == [True] * 4
     machine.close()
-    assert counts == [2, 2]
+    assert all(is_gone(server.process.pid) for server in servers)
 
 
 PARTNER = """
@@ -226,15 +217,9 @@ except EOFError:
 
 
 def test_two_processes_have_a_pipe_that_closes_as_soon_as_one_of_them_ends(machine):
-    launches = [
-        Launch(
-            [], machine.folder / f"log{ends}", machine.environment,
-            {"CODE": PARTNER, "HERE": str(machine.folder), "ENDS": ends}, pipe=pipe,
-        )
-        for ends, pipe in zip(["", "1"], Pipe(), strict=True)
-    ]  # fmt: skip
-    ends = machine.run(launches, 60, lambda: None)
-    assert [end.code for end in ends] == [0, 9]
+    pipes = zip(["", "1"], Pipe(), strict=True)
+    launches = [machine.launch(PARTNER, f"log{ends}", pipe, ENDS=ends) for ends, pipe in pipes]
+    assert [end.code for end in machine.run(launches, 60, lambda: None)] == [0, 9]
     assert (machine.folder / "log").read_text() == "alone\n"
 
 

@@ -40,9 +40,17 @@ matrix:
 repeats: 2
 timeout_s: 7
 """
-GRID = """
-matrix: {model.num_layers: [1, 2]}
+MODES = """
+modes: [inference, forward]
 repeats: 2
+"""
+#: `lmbench sweep`, and a check that its process did without PyTorch.
+PROGRAM = """
+import sys
+from lmbench.cli import main
+code = main(["sweep", *sys.argv[1:]])
+assert not {"torch", "lightning"} & set(sys.modules), "torch was imported"
+sys.exit(code)
 """
 
 
@@ -63,13 +71,18 @@ def runs(folder):
 
 
 @pytest.fixture
-def start():
-    """Starts sweeps in processes of their own, and kills them at the test's end."""
+def start(tmp_path):
+    """Starts sweeps in processes of their own, and kills them at the test's end.
+
+    Their working directory has another `lmbench`, which is not the installed one, as the root of a checkout has.
+    """
+    (tmp_path / "lmbench").mkdir()
+    (tmp_path / "lmbench" / "__init__.py").write_text("raise ImportError('the wrong lmbench')\n")
     started = []
 
     def begin(*words):
-        words = [sys.executable, "-m", "lmbench", "sweep", *map(str, words)]
-        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        words, pipe = [sys.executable, "-P", "-c", PROGRAM, *map(str, words)], subprocess.PIPE
+        started.append(subprocess.Popen(words, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
         return started[-1]
 
     yield begin
@@ -113,27 +126,26 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     assert {"OOM", "timeout", "error"} <= set(re.findall(r"\w+", printed("report", tmp_path / "study")))
 
 
-@pytest.mark.parametrize(
-    ("signum", "code", "outcome"), [(signal.SIGKILL, -9, "killed"), (signal.SIGINT, 130, "interrupted")]
-)
 def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(
-    signum, code, outcome, start, sweep, tmp_path
+    start, sweep, tmp_path, monkeypatch
 ):
     # The window is long enough for the signal to come in it, also on a busy machine.
-    words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=0.5"]
+    words = [write(tmp_path, MODES), "--results_dir", tmp_path / "here", "--measure.min_window_s=0.5"]
     here, there = tmp_path / "here" / "study", tmp_path / "there" / "study"
-    process = start(*words)
-    going_on = going_on_after(1, here, process)
-    forks = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
-    # These are the server and its forks.
-    assert (len(forks) >= 2, psutil.wait_procs(forks, 10)[1]) == (True, [])
-    assert (process.returncode, "Traceback" in err, "of 4 runs" in out) == (code, False, code > 0)
-    left = runs(here)
-    assert left[going_on].outcome == outcome
+    endings = ((signal.SIGINT, 130, "interrupted"), (signal.SIGKILL, -9, "killed"))
+    for count, (signum, code, outcome) in enumerate(endings, start=1):
+        process = start(*words)
+        going_on = going_on_after(count, here, process)
+        forks = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=60)
+        # These are the server and its forks.
+        assert (len(forks) >= 2, psutil.wait_procs(forks, 10)[1]) == (True, [])
+        assert (process.returncode, "Traceback" in err, "of 4 runs" in out) == (code, False, code > 0)
+        left = runs(here)
+        assert left[going_on].outcome == outcome
     finished = {name: run.record.started_at for name, run in left.items() if run.outcome == "ok"}
-    assert finished
+    assert len(finished) == 2
     shutil.copytree(here, there)
     (tmp_path / "here").rename(tmp_path / "gone")
     (tmp_path / "study.yaml").unlink()
@@ -144,25 +156,10 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     assert settings == [("ok", 0.5)] * 4
     assert {name: after[name].record.started_at for name in finished} == finished
     assert not (tmp_path / "here").exists()
-
-
-def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
-    """The root of a checkout has another `lmbench`, which is not the installed one."""
-    (tmp_path / "lmbench").mkdir()
-    (tmp_path / "lmbench" / "__init__.py").write_text("raise ImportError('the wrong lmbench')\n")
-    path = write(tmp_path, "modes: [inference, forward]\nrepeats: 1\n")
-    program = (
-        "import sys; from lmbench.cli import main; code = main(sys.argv[1:]);"
-        "assert not {'torch', 'lightning'} & set(sys.modules), 'torch was imported'; sys.exit(code)"
-    )
-    words = [sys.executable, "-P", "-c", program, "sweep", path, "--results_dir=out"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    by_mode = {run.record.mode: run.record for run in runs(tmp_path / "out").values()}
-    commands = {mode: (run.outcome, run.command) for mode, run in by_mode.items()}
-    assert commands == {"inference": ("ok", "validate"), "forward": ("ok", "fit")}
+    by_mode = {run.record.mode: run.record for run in after.values()}
+    assert {mode: record.command for mode, record in by_mode.items()} == {"inference": "validate", "forward": "fit"}
     # A replay of a cell is a run outside the sweep.
-    monkeypatch.chdir(tmp_path / "out")
+    monkeypatch.chdir(there)
     assert main(by_mode["forward"].replay_command.split()[1:]) == 0
     (replayed,) = runs("results").values()
     assert replayed.record.config == by_mode["forward"].config
@@ -177,30 +174,22 @@ def test_a_value_that_the_command_line_rejects_is_reported_before_anything_runs(
     assert not (tmp_path / "r").exists()
 
 
-@pytest.fixture
-def study(sweep, no_account, tmp_path, capsys):
-    """Sweeps a cell that ends well and a cell that needs 2^58 bytes, with W&B on. Returns the folder and the output."""
-    path = write(tmp_path, "matrix: {model.d_ff: [64, 1125899906842624]}\nrepeats: 1\n")
-
-    def run(*words):
-        assert sweep(path, "--results_dir", tmp_path, "--wandb.mode=offline", *words) == 0
-        return tmp_path / "study", capsys.readouterr()
-
-    return run
-
-
+@pytest.mark.usefixtures("no_account")
 def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_once(
-    study, tmp_path, monkeypatch, printed
+    sweep, tmp_path, monkeypatch, printed, capsys
 ):
+    # A cell that ends well, and one that needs 2^58 bytes.
+    path = write(tmp_path, "matrix: {model.d_ff: [64, 1125899906842624]}\nrepeats: 1\n")
+    words, folder = [path, "--results_dir", tmp_path, "--wandb.mode=offline"], tmp_path / "study"
     (tmp_path / "wandb.py").write_text("raise ImportError('this wandb is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    folder, output = study()
-    (line,) = [line for line in output.err.splitlines() if "W&B did not get" in line]
+    assert sweep(*words) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "W&B did not get" in line]
     assert "this wandb is broken" in line
     assert line.endswith(f"later: lmbench upload {folder}")
     monkeypatch.delenv("PYTHONPATH")
-    _, output = study("--repeats=2")
-    assert f"W&B: offline, beside the results; upload: lmbench upload {folder}\n" in output.out
+    assert sweep(*words, "--repeats=2") == 0
+    assert f"W&B: offline, beside the results; upload: lmbench upload {folder}\n" in capsys.readouterr().out
     assert len(list(folder.glob("runs/*/wandb/offline-run-*/*.wandb"))) == 3
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:

@@ -12,10 +12,11 @@ import pytest
 import yaml
 from msgspec.structs import replace
 from paths import SUPPORT
+from tables import rows
 from warm_servers import warm_servers
 
 from lmbench.cli import main
-from lmbench.errors import ExitCode
+from lmbench.errors import UsageError
 from lmbench.memory.forecast import TargetGpu
 from lmbench.memory.plan import (
     BlockFacts,
@@ -35,6 +36,11 @@ axes:
   model.delay_ms: [54, many, 12]
   model.learns_nothing: [true]
 """
+OWN = """
+model: {class_path: own_blocks.OwnBlocks, init_args: {width: 16}}
+data: {batch_size: 2, context_length: 8}
+trainer: {accelerator: cpu}
+"""
 GIVEN = "model: {class_path: planted_tuning.Planted}\ntrainer: {accelerator: cpu}\n"
 WORDS = (
     "--space=space.yaml", "--budget=4m", "--measure.warmup_steps=1", "--measure.steps=5", "--measure.min_window_s=0.05",
@@ -53,7 +59,9 @@ def servers(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         patch.setattr("lmbench.campaign.trainings.MOST_STEPS", 25)
-        patch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
+        patch.setattr("lmbench.campaign.tuning._ROUNDS", 2)
+        for place in ("sweep", "tuning"):
+            patch.setattr(f"lmbench.campaign.{place}.LocalExecutor", lambda *_, **__: servers)
         Path("given.yaml").write_text(GIVEN)
         yield servers
 
@@ -99,13 +107,11 @@ def test_the_fastest_that_trains_is_found(tuned):
     assert 1 < rows["delay_ms 12"]["gain"] < 4
     # The second pass tries the best of the first without its other choice.
     assert rows["whole: learns_nothing"]["gain"] < 1
-    model = yaml.safe_load((TUNED / "tuned.yaml").read_text())["model"]
-    assert model == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 12}}
-
-
-def test_a_stages_folder_has_the_command_that_repeats_the_tuning(tuned):
+    # A stage's folder has the command that repeats the tuning.
     (given,) = TUNED.glob("given-*/sweep.json")
     assert json.loads(given.read_text())["command"].startswith("lmbench tune given.yaml --measure.warmup_steps=1 ")
+    model = yaml.safe_load((TUNED / "tuned.yaml").read_text())["model"]
+    assert model == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 12}}
 
 
 def test_a_kill_costs_only_what_ran(tuned, tune):
@@ -119,17 +125,19 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
 
 
-def test_a_configuration_above_the_memory_that_is_allowed_is_no_answer(tuned, tune):
-    space = "only: true\naxes: {model.breaks: [true]}\n"
-    code, answer, _ = tune(space, "given.yaml", *WORDS, "--at_most=1MiB")
-    assert (code, "as given: too much memory" in str(answer)) == (ExitCode.OUT_OF_MEMORY, True)
-
-
-def test_a_goal_that_the_device_does_not_tell_is_refused_before_the_search(tuned, tune):
-    code, _, err = tune(SPACE, "given.yaml", *WORDS, "--for=joules_per_token")
-    assert (code, err.splitlines()[-1]) == (
-        2, "lmbench: --for joules_per_token: this device does not tell it; give another goal"
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    rows("""
+    --at_most=1MiB | 3 | as given: too much memory
+    --for=joules_per_token | 2 | lmbench: --for joules_per_token: this device does not tell it; give another goal
+    --model.breaks=true --name=broken | 2 | the configuration as given does not run: planted
+    """),
+)
+def test_a_configuration_that_cannot_be_tuned_says_why(words, code, said, tuned, tune):
+    exit_code, answer, err = tune(SPACE, "given.yaml", *WORDS, *words.split())
+    # A mistake is told in the last line, and what was measured in the answer.
+    told = err.splitlines()[-1] if answer is None else str(answer)
+    assert (exit_code, answer is None, said in told) == (int(code), code == "2", True), err
 
 
 def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said(tune, monkeypatch):
@@ -156,30 +164,18 @@ def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tu
     assert (code, "cannot be written" in err.splitlines()[-1]) == (2, True), err
 
 
-#: An operator of one's own without a version for fake tensors.
-UNPREDICTABLE = """
-import torch
-from planted_tuning import Planted
-
-@torch.library.custom_op("planted::scale", mutates_args=())
-def scale(inputs: torch.Tensor) -> torch.Tensor:
-    return inputs * 1.0
-
-class Unpredictable(Planted):
-    def training_step(self, batch, batch_idx):
-        return super().training_step((scale(batch[0]), batch[1]), batch_idx)
-"""
-
-
 def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_runs(tune, monkeypatch):
-    monkeypatch.setattr(
-        "lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 33 * 2**20)
+    def refuse(*_):
+        raise UsageError("the module has an operator without a fake")
+
+    monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 0))
+    monkeypatch.setattr("lmbench.campaign.tuning.ask", refuse)
+    space = "only: true\naxes: {model.delay_ms: [54]}\n"
+    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=other")
+    assert (code, err.count("left out: a prediction of the memory: the module has an operator without a fake")) == (
+        0,
+        1,
     )
-    Path("unpredictable.py").write_text(UNPREDICTABLE)
-    space, words = "only: true\naxes: {model.delay_ms: [54]}\n", ("--model=unpredictable.Unpredictable", "--name=other")
-    code, answer, err = tune(space, "given.yaml", *WORDS, *words)
-    (line,) = [line for line in err.splitlines() if "tune: left out: a prediction of the memory: " in line]
-    assert (code, "no fake impl registered" in line, "unpredictable.py:" in line) == (0, True, True)
     assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 54"], err
 
 
@@ -193,23 +189,9 @@ def test_other_tokens_a_step_are_another_training(tune):
 
 def test_micro_batches_of_a_module_that_optimizes_by_hand_are_left_out_with_the_reason(tune):
     Path("manual.yaml").write_text(OWN.replace("OwnBlocks", "TwoBackwards"))
-    space = "only: true\naxes: {micro_batch: [], model.width: [32]}\n"
-    _, answer, err = tune(space, "manual.yaml", *WORDS)
+    _, answer, err = tune("only: true\naxes: {micro_batch: []}\n", "manual.yaml", *WORDS)
     assert "tune: left out: micro-batches: the module optimizes by hand" in err
-    assert [row["choice"] for row in answer["tables"]["choices"]] == ["as given", "width 32"]
-
-
-def test_a_configuration_that_does_not_run_is_one_line(tune):
-    code, answer, err = tune(SPACE, "given.yaml", "--model.breaks=true", "--name=broken")
-    assert (code, answer) == (2, None)
-    assert "the configuration as given does not run: planted" in err.splitlines()[-1]
-
-
-OWN = """
-model: {class_path: own_blocks.OwnBlocks, init_args: {width: 16}}
-data: {batch_size: 2, context_length: 8}
-trainer: {accelerator: cpu}
-"""
+    assert [row["choice"] for row in answer["tables"]["choices"]] == ["as given"]
 
 
 def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
@@ -256,5 +238,3 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     assert (code, "there are no times of blocks" in err.splitlines()[-1]) == (2, True)
     code, _, err = tune(SPACE, "own.yaml", *words, "--name=short", "--budget=1s")
     assert (code, err.splitlines()[-1].endswith("give a larger --budget")) == (2, True)
-    code, _, err = tune(SPACE, "own.yaml", words[0], "--name=nowhere")
-    assert (code, "--for memory needs a GPU" in err) == (2, True)

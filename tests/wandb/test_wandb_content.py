@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
-from paths import RUNS
+from runs import BASE
 
 from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord, SweepPlace
@@ -17,13 +15,11 @@ from lmbench.wandb.child import (
     tables_of,
 )
 
-H200 = json.loads((RUNS / "h200_run.json").read_text())
-
 
 @pytest.fixture
 def h200():
     """The record of a real run on an H200."""
-    return msgspec.convert(H200, RunRecord)
+    return msgspec.convert(BASE, RunRecord)
 
 
 def test_a_summary_has_some_40_important_numbers_in_the_units_of_their_names(h200):

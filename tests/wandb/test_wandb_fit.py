@@ -48,14 +48,12 @@ def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys, p
         output = capsys.readouterr()
         assert output.err == f"lmbench: sending the result to {server.url}\n"
         assert f"W&B          uploaded: {server.url}/me/lmbench/runs/{run_id}\n" in output.out
-        assert [row["step"] for row in server.history[run_id]] == [step.step for step in result.steps]
         windows = [row["_timestamp"] for row in server.history[run_id] if "time/step_ms" in row]
         # `_runtime` is the time since the process began, and not that of the writing after the run.
         last, opened_s = server.history[run_id][-1], result.record.milestones.window_opened_s
         began_s = datetime.fromisoformat(result.record.ended_at).timestamp() - result.record.milestones.closed_s
         assert last["_timestamp"] - last["_runtime"] == pytest.approx(began_s, abs=0.01)
         assert 0 < last["_runtime"] - opened_s < result.record.milestones.closed_s - opened_s
-        assert ["warmup/time/step_ms" in row for row in server.history[run_id]] == [s.is_warmup for s in result.steps]
         # Rows have the steps' own times, and the window takes as long as it did.
         assert windows[-1] - windows[0] == pytest.approx(
             sum(step.step_s + step.excluded_s for step in result.steps[-5:]), rel=0.01

@@ -116,14 +116,11 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_time_limit(tmp_pat
 
 
 def test_a_missing_wandb_is_reported_and_the_run_is_written_later(tmp_path, monkeypatch):
-    result, said = write_result(tmp_path / "results", wandb={"mode": "offline"}), "wandb is not installed"
+    result = write_result(tmp_path / "results", wandb={"mode": "offline"})
     (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError('no', name='wandb')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(WandbProblem, match=f"^{said}$"):
+    with pytest.raises(WandbProblem, match=r"^wandb is not installed$"):
         write_new([result])
-    published = publish_run(result, WandbFiling(mode="offline"), 60, is_interrupted=False)
-    assert published.is_problem
-    assert published.line == f"W&B got nothing of this run: {said}; later: lmbench upload {result}"
     monkeypatch.delenv("PYTHONPATH")
     write_new([result])
     assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
