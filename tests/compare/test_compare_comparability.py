@@ -14,7 +14,7 @@ from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
 CASES = yaml.safe_load((DATA / "comparability.yaml").read_text())
-HOST_BOUND = yaml.safe_load("probe__verdicts: {forward: {verdict: host-bound}, backward: {verdict: queued}}")
+HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
 
 
 def compared(folder, about=(), common=None, **changes):

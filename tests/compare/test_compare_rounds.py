@@ -106,7 +106,7 @@ def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path)
 
 @pytest.mark.parametrize(
     ("peaks_b", "finding"),
-    yaml.safe_load("[[[6, 6, 6, 6, 6, 6], larger], [[6, 6, 6, 6, 6, 7], undecided], [[5, 5, 5, 5, 5, 5], same]]"),
+    [([6, 6, 6, 6, 6, 6], "larger"), ([6, 6, 6, 6, 6, 7], "undecided"), ([5, 5, 5, 5, 5, 5], "same")],
 )
 def test_a_peak_that_is_the_same_in_each_process_of_a_side_is_told_after_six_rounds(tmp_path, peaks_b, finding):
     changes = {("B", repeat): {"memory__run_peak_allocated_bytes": peak} for repeat, peak in enumerate(peaks_b)}

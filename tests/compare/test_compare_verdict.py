@@ -78,7 +78,7 @@ def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, ch
 
 @pytest.mark.parametrize(
     ("repeats", "spread", "effect"),
-    yaml.safe_load("[[5, 0.003, 0.02], [3, 0.02, null], [5, 0.02, null], [8, 0.02, null]]"),
+    [(5, 0.003, 0.02), (3, 0.02, None), (5, 0.02, None), (8, 0.02, None)],
 )
 def test_a_change_that_is_detectable_is_detected_in_95_of_100_cases(repeats, spread, effect):
     """In simulated comparisons; `effect` is by default the change that is said to be detectable."""

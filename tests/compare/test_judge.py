@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import warm_server
-import yaml
 from planted_judgements import Forks, judge
 from runs import make_record, write_run
 
@@ -29,12 +28,12 @@ class WarmForks(Forks):
 
 @pytest.mark.parametrize(
     ("change", "effect", "code", "part", "reason"),
-    yaml.safe_load("""
-- [linear by hand, -0.1, 0, speed, excludes 0]
-- [sgd, -0.1, 12, trains the same, pairs of seeds]
-- [skipped steps, -0.3, 12, plausible, have exactly the loss of the step before]
-- [patched clock, -0.3, 12, plausible, time.perf_counter_ns]
-"""),
+    [
+        ("linear by hand", -0.1, 0, "speed", "excludes 0"),
+        ("sgd", -0.1, 12, "trains the same", "pairs of seeds"),
+        ("skipped steps", -0.3, 12, "plausible", "have exactly the loss of the step before"),
+        ("patched clock", -0.3, 12, "plausible", "time.perf_counter_ns"),
+    ],
 )
 def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, code, part, reason, tmp_path):
     judgement = judge(change, effect, tmp_path, servers=WarmForks)
@@ -60,10 +59,20 @@ def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_p
 
 @pytest.mark.parametrize(
     ("is_training", "part", "word", "reason"),
-    yaml.safe_load("""
-- [true, trains the same, "NO", "ran other code: A: environment.code.project.changes_digest is after or before; B:"]
-- [false, memory, invalid, "host peak: runs of A are not repeats of one thing: environment.code.project.changes"]
-"""),
+    [
+        (
+            True,
+            "trains the same",
+            "NO",
+            "ran other code: A: environment.code.project.changes_digest is after or before; B:",
+        ),
+        (
+            False,
+            "memory",
+            "invalid",
+            "host peak: runs of A are not repeats of one thing: environment.code.project.changes",
+        ),
+    ],
 )
 def test_a_tree_that_is_edited_between_rounds_or_before_the_trainings_is_refused(
     is_training, part, word, reason, tmp_path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 from fit_process import SMALL, bench, statuses
 from tables import rows
 
@@ -57,7 +56,7 @@ def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_i
 
 @pytest.mark.parametrize(
     ("words", "steps"),
-    yaml.safe_load("{max_steps 5: 3, max_epochs 2 --trainer.limit_train_batches 3: 4, max_steps 10: 6}").items(),
+    {"max_steps 5": 3, "max_epochs 2 --trainer.limit_train_batches 3": 4, "max_steps 10": 6}.items(),
 )
 def test_a_window_or_probe_steps_that_training_cut_short_are_said_to_be_so(words, steps, fit, capsys):
     run, _ = fit(f"--trainer.{words}")

@@ -11,7 +11,6 @@ from pathlib import Path
 import planted_faults
 import psutil
 import pytest
-import yaml
 from fit_process import SMALL, bench, plant, sound_result, start_fit
 from tables import rows
 from waiting import wait_for
@@ -26,16 +25,15 @@ QUICK = "--measure.steps=20 --measure.probe_steps=3"
 @pytest.mark.parametrize(
     ("hook", "at", "phase", "steps", "window"),
     # Times it was called before, steps kept and of the window.
-    yaml.safe_load("""
-- [setup, 0, setup, 0, null]
-- [on_train_start, 0, setup, 0, 0]
-- [on_train_batch_start, 8, other, 8, 5]
-- [on_train_batch_end, 8, other, 8, 5]
-# Among the probe steps.
-- [on_train_batch_end, 25, other, 23, 20]
-- [on_train_end, 0, other, 23, 20]
-- [teardown, 0, other, 23, 20]
-"""),
+    [
+        ("setup", 0, "setup", 0, None),
+        ("on_train_start", 0, "setup", 0, 0),
+        ("on_train_batch_start", 8, "other", 8, 5),
+        ("on_train_batch_end", 8, "other", 8, 5),
+        ("on_train_batch_end", 25, "other", 23, 20),
+        ("on_train_end", 0, "other", 23, 20),
+        ("teardown", 0, "other", 23, 20),
+    ],
 )
 def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, phase, steps, window, tmp_path, capsys):
     run, printed = bench(tmp_path, QUICK, *SMALL, *plant(hook, "raise", at), code=5), capsys.readouterr()
@@ -68,7 +66,7 @@ def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
     assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
 
 
-@pytest.mark.parametrize(("end", "code"), yaml.safe_load("[[null, 0], [sigterm, 143], [sigkill, 137]]"))
+@pytest.mark.parametrize(("end", "code"), [(None, 0), ("sigterm", 143), ("sigkill", 137)])
 def test_no_process_of_a_step_outlives_the_run(end, code, tmp_path):
     ending = plant("on_train_batch_end", end, 9) if end else []
     process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *ending)

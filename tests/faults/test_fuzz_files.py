@@ -24,10 +24,9 @@ from lmbench.configs import shipped_studies
 SEED = 10
 #: Values that a field may have in a file of somebody else's.
 ODD = (
-    *yaml.safe_load(r"""[null, "", nan, ../../.., "line\nfeed", "\e[31mred", <script>, "=1+1", "%s{0}{a.b}%n", true,
-    0, -1, 9007199254740993, -9223372036854775808, -0.0, 1.0e-320, 1.0e+308, [], [null], [1, a], {}, {a: {b: [1]}},
-    {a.b: 1}]"""),
-    10**30, "a" * 5000, json.loads("[" * 60 + "]" * 60),
+    None, "", "nan", "../../..", "line\nfeed", "\x1b[31mred", "<script>", "=1+1", "%s{0}{a.b}%n", "a" * 5000, True, 0,
+    -1, 2**53 + 1, -(2**63), 10**30, -0.0, 1e-320, 1e308, [], [None], [1, "a"], {}, {"a": {"b": [1]}}, {"a.b": 1},
+    json.loads("[" * 60 + "]" * 60),
 )  # fmt: skip
 SWEEP = yaml.safe_load("""
 base: {data.batch_size: 2}
@@ -93,15 +92,27 @@ def change(name, data, chance):
 
 #: A kind of file in a folder, how many of it are damaged, and the commands that read it, a damaged file each in turn;
 #: `here` stands for the folder.
-SUBJECTS = yaml.safe_load("""
-- [pair, a/r/run.json, 140, [show here, compare here/a here/b, compare here/b here/a --format=markdown, noise here,
-   upload here, report here, report here --format csv]]
-- [pair, a/r/steps.jsonl, 75, [show here, report here]]
-- [sweep, sweep.json, 45, [sweep here --dry_run --trust, report here]]
-- [study, study.yaml, 40, [sweep here/study.yaml --dry_run]]
-- [trace, trace.json.gz, 8, [kernels here/trace.json.gz, kernels here/trace.json.gz --json]]
-- [snapshot, snapshot.pickle, 20, [memory here/snapshot.pickle]]
-""")
+SUBJECTS = [
+    [
+        "pair",
+        "a/r/run.json",
+        140,
+        [
+            "show here",
+            "compare here/a here/b",
+            "compare here/b here/a --format=markdown",
+            "noise here",
+            "upload here",
+            "report here",
+            "report here --format csv",
+        ],
+    ],
+    ["pair", "a/r/steps.jsonl", 75, ["show here", "report here"]],
+    ["sweep", "sweep.json", 45, ["sweep here --dry_run --trust", "report here"]],
+    ["study", "study.yaml", 40, ["sweep here/study.yaml --dry_run"]],
+    ["trace", "trace.json.gz", 8, ["kernels here/trace.json.gz", "kernels here/trace.json.gz --json"]],
+    ["snapshot", "snapshot.pickle", 20, ["memory here/snapshot.pickle"]],
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,26 +27,26 @@ a free without an allocation:
 
 
 #: Fields of a record, and the field that is said to be wrong.
-NUMBERS = yaml.safe_load("""
-- [{nonfinite: {phases.step.mean_s: nan}, phases.step.mean_s: null}, phases.step.mean_s]
-- [{nonfinite: {phases.step.mean_s: inf}, phases.step.mean_s: null}, phases.step.mean_s]
-- [{phases.step.mean_s: -5.0}, phases.step.mean_s]
-- [{phases.step.std_s: 1.0e+199}, phases.step.std_s]
-- [{throughput.tokens_per_s: -1.0}, throughput.tokens_per_s]
-- [{nonfinite: {throughput.tokens_per_s: nan}, throughput.tokens_per_s: null}, throughput.tokens_per_s]
-- [{sweep: {cost: {total_s: -1000000.0}}}, total_s]
-""")
+NUMBERS = [
+    [{"nonfinite": {"phases.step.mean_s": "nan"}, "phases.step.mean_s": None}, "phases.step.mean_s"],
+    [{"nonfinite": {"phases.step.mean_s": "inf"}, "phases.step.mean_s": None}, "phases.step.mean_s"],
+    [{"phases.step.mean_s": -5.0}, "phases.step.mean_s"],
+    [{"phases.step.std_s": 1e199}, "phases.step.std_s"],
+    [{"throughput.tokens_per_s": -1.0}, "throughput.tokens_per_s"],
+    [{"nonfinite": {"throughput.tokens_per_s": "nan"}, "throughput.tokens_per_s": None}, "throughput.tokens_per_s"],
+    [{"sweep": {"cost": {"total_s": -1000000.0}}}, "total_s"],
+]
 #: A reference, the exit code, and a part of what is said.
-REFERENCES = yaml.safe_load(r"""
-no column for the GPU: ["size,step_s\nsmall,1\n", 2, is no report's table]
-no GPU: ["HEAD,small,0.1,,\n", 0, ""]
-a short row: ["step_s,gpu\n0.1\n0.2,H200\n", 0, ""]
-a long row: ["gpu,step_s\nH200,0.1,2,3\n,1,2\n", 0, ""]
-a long field: ["HEADH200,LONG,0.1,,\n", 2, field larger than field limit]
-a large spread: ["HEADH200,small,0.1,1e308,\n", 0, ""]
-a large time: ["HEADH200,small,1e308,,\n", 0, ""]
-not a number: ["HEADH200,small,nan,inf,-5\n", 0, ""]
-""")
+REFERENCES = {
+    "no column for the GPU": ["size,step_s\nsmall,1\n", 2, "is no report's table"],
+    "no GPU": ["HEAD,small,0.1,,\n", 0, ""],
+    "a short row": ["step_s,gpu\n0.1\n0.2,H200\n", 0, ""],
+    "a long row": ["gpu,step_s\nH200,0.1,2,3\n,1,2\n", 0, ""],
+    "a long field": ["HEADH200,LONG,0.1,,\n", 2, "field larger than field limit"],
+    "a large spread": ["HEADH200,small,0.1,1e308,\n", 0, ""],
+    "a large time": ["HEADH200,small,1e308,,\n", 0, ""],
+    "not a number": ["HEADH200,small,nan,inf,-5\n", 0, ""],
+}
 HEAD = "gpu,size,step_s,step_std_s,tokens_per_s\n"
 
 

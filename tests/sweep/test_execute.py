@@ -18,8 +18,8 @@ from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import FolderTaken, SweepFolder
 from lmbench.sweep.plan import make_plan
 
-GRID = yaml.safe_load("{matrix: {model.num_layers: [1, 2, 3]}, repeats: 2}")
-ONE = yaml.safe_load("{matrix: {model.num_layers: [1]}, repeats: 1}")
+GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
+ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
 
 #: Outcome, exit code and message of a row, by the way its process ends.
 ROWS = yaml.safe_load("""
@@ -179,7 +179,7 @@ def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monk
     assert (len(again.started), len(records(tmp_path))) == (3, 6)
 
 
-SIDES = yaml.safe_load("{sides: {A: {}, B: {model.num_layers: 2}}, repeats: 2}")
+SIDES = {"sides": {"A": {}, "B": {"model.num_layers": 2}}, "repeats": 2}
 
 
 def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_path, capsys):

@@ -152,9 +152,7 @@ def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, here, refuse
     assert lines or "no YAML: mapping values are not allowed in this context, line 2" in error
 
 
-@pytest.mark.parametrize(
-    ("devices", "ranks"), yaml.safe_load("[[2, 2], ['3', 3], ['0,1', 2], ['5,', 1], [[0, 4], 2], [auto, 1]]")
-)
+@pytest.mark.parametrize(("devices", "ranks"), [(2, 2), ("3", 3), ("0,1", 2), ("5,", 1), ([0, 4], 2), ("auto", 1)])
 def test_a_cell_has_the_ranks_that_its_devices_name(devices, ranks):
     plan = make_plan("x", sweep_from({"base": {"trainer.devices": devices}, "modes": ["forward"]}))
     assert plan.ranks(plan.cells[0]) == (1, ranks)

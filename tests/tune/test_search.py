@@ -15,17 +15,17 @@ from lmbench.tune.answer import Tuning, tune_answer, tuned_config
 from lmbench.tune.search import GOALS, Candidate, Choice, Trial, finalists, search, spread_of, standing
 from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
 
-GIVEN = yaml.safe_load("""
-trainer: {compile: false, precision: bf16-mixed, accumulate_grad_batches: 1, devices: 1}
-model: {class_path: Mine, init_args: {attention: sdpa}}
-data: {batch_size: 6}
-measure: {matmul_precision: highest}
-""")
+GIVEN = {
+    "trainer": {"compile": False, "precision": "bf16-mixed", "accumulate_grad_batches": 1, "devices": 1},
+    "model": {"class_path": "Mine", "init_args": {"attention": "sdpa"}},
+    "data": {"batch_size": 6},
+    "measure": {"matmul_precision": "highest"},
+}
 
 
 #: Costs of trials by their choices, in the order in which they are tried: in the first pass A wins, B loses little, C
 #: wins, and D loses much; in the second one C wins alone, and B wins beside it.
-COSTS = yaml.safe_load("{as given: 1.0, a: 0.95, ab: 0.97, ac: 0.8, acd: 1.0, c: 0.73, bc: 0.7, b: 1.0}")
+COSTS = {"as given": 1.0, "a": 0.95, "ab": 0.97, "ac": 0.8, "acd": 1.0, "c": 0.73, "bc": 0.7, "b": 1.0}
 
 
 class Known(Candidate):
@@ -92,12 +92,7 @@ def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_al
 
 @pytest.mark.parametrize(
     ("batch_size", "accumulated", "expected"),
-    yaml.safe_load("""
-- [16, 1, [[8, 2]]]
-- [4, 4, [[2, 8], [8, 2], [16, 1]]]
-- [1, 1, []]
-- [3, 2, [[1, 6], [6, 1]]]
-"""),
+    [(16, 1, [[8, 2]]), (4, 4, [[2, 8], [8, 2], [16, 1]]), (1, 1, []), (3, 2, [[1, 6], [6, 1]])],
 )
 def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expected):
     assert sorted([*value.values()] for value in micro_batches(batch_size, accumulated)) == expected
