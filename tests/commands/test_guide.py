@@ -12,6 +12,7 @@ import pytest
 import torch
 import warm_server
 import yaml
+from fit_process import QUICK
 from fit_process import measure_here as measure
 from pages import PAGES, README, block, blocks_of
 from paths import ROOT
@@ -31,7 +32,7 @@ from lmbench.tune.space import read_space
 from conftest import Sleeper, SlowBatches
 
 TEXT = "\n".join(PAGES.values())
-QUICK = ["--measure.warmup_steps=1", "--measure.steps=3", "--measure.min_window_s=0", "--measure.probe_steps=1"]
+SMALL = [*QUICK, "--model.d_model=32", "--data.context_length=8"]
 
 
 def commands(language, text):
@@ -53,13 +54,14 @@ def quickened(words):
     needs_more = {"slurm", "--revision"} & {*words}
     match "" if needs_more else words[0]:
         case "fit" | "validate":
-            is_quick = "smoke" in " ".join(words) or "--model" in words
-            return [*words, *(QUICK if is_quick else ["--print_config"])]
+            if "--model" in words:
+                return [*words, *QUICK]
+            return [*words, *(SMALL if "smoke" in " ".join(words) else ["--print_config"])]
         case "sweep":
             # A study that is not tiny needs a GPU.
             return [*words, *(["--repeats=1", "--measure.steps=3"] if "tiny" in words[1] else ["--dry_run"])]
         case "compare" if "--run" in words:
-            return [*words, *QUICK, "--budget=0.1s"]
+            return [*words, *SMALL, "--budget=0.1s"]
         case "show" | "report" | "compare" | "kernels" | "dtypes" | "list" | "guide" | "fields":
             return words
     return [words[0], "-h"]
