@@ -15,19 +15,22 @@ import pytest
 import warm_server
 from comparison_runs import make_runs, make_sides
 from paths import GOLDEN, RUNS
+from tables import rows
 
 from lmbench.sweep.execute import Execution
 
-SCREENS = {
-    "alone": "",
-    "fit": "fit smoke",
-    "show": "show results/h200",
-    "list": "list",
-    "compare": "compare results/a results/b",
-    "sweep": "sweep tiny_step_times --dry_run --model.num_heads 2",
-    "noise": "noise repeats",
-    "memory": "memory smoke --gpu H200 --model.num_layers 1",
-}
+SCREENS = dict(
+    rows("""
+alone | -
+fit | fit smoke
+show | show results/h200
+list | list
+compare | compare results/a results/b
+sweep | sweep tiny_step_times --dry_run --model.num_heads 2
+noise | noise repeats
+memory | memory smoke --gpu H200 --model.num_layers 1
+""")
+)
 
 
 def leave_out_check():
