@@ -28,5 +28,5 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys):
     assert [len(cell["used_a"]), len(cell["used_b"])] == [3, 3]
     assert cell["differences"] == [{"name": "model.num_layers", "a": "1", "b": "2"}]
     before = [load_run(folder).record for folder in find_runs(["results/before"])]
-    assert [(run.mode, run.sweep.repeat) for run in before] == [("forward", repeat) for repeat in range(3)]
+    assert [(run.mode, run.sweep.repeat) for run in before] == [("forward", 0), ("forward", 1), ("forward", 2)]
     assert len({run.pid for run in before}) == 3
