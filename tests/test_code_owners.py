@@ -7,22 +7,18 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 from traceback import FrameSummary
 
 import lightning.pytorch
 import pytest
 import torch
-from strangers import Sleeper, SlowBatches
 from tables import rows
 
 import lmbench
 import lmbench.callbacks
 import lmbench.configs
 from lmbench.code_owners import code_owner, recorded_folders, responsible_frame
-
-from conftest import quiet_trainer
 
 PACKAGE = Path(lmbench.__file__).parent
 BESIDE = {"callbacks": Path(lmbench.callbacks.__file__).parent, "configs": Path(lmbench.configs.__file__).parent}
@@ -71,17 +67,9 @@ def test_every_file_of_lmbench_is_its_own_and_a_users_in_folders_of_these_names_
         users += [f"{tmp_path}/{place}/train.py", f"{tmp_path}/{place}/tests/lmbench/test_me.py"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / place)}
     command = [sys.executable, "-c", REPORT]
-    here = subprocess.run(
-        command,
-        input=json.dumps(own + users),
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = subprocess.check_output(command, input=json.dumps(own + users), cwd=tmp_path, env=environment, text=True)
     expected = dict.fromkeys(own, "lmbench") | dict.fromkeys(users, "user")
-    assert json.loads(here.stdout) == expected
+    assert json.loads(told) == expected
     assert recorded_owners(own + users) == expected
 
 
@@ -150,15 +138,3 @@ RUN, NORM = str(PACKAGE / "fit" / "measurement.py"), str(BESIDE["callbacks"] / "
 def test_the_innermost_frame_of_the_user_in_the_trainer_is_named_or_lightnings(stack, named):
     frame = responsible_frame([FrameSummary(file, 1, "call", lookup_line=False) for file in stack.split()])
     assert frame.filename == named
-
-
-def test_a_line_in_a_real_training_step_is_named():
-    frames = []
-
-    class Peeking(Sleeper):
-        def training_step(self, batch, batch_idx):
-            frames.append(responsible_frame(traceback.extract_stack()))
-            return super().training_step(batch, batch_idx)
-
-    quiet_trainer(max_steps=1).fit(Peeking(), SlowBatches())
-    assert (frames[0].filename, frames[0].name) == (__file__, "training_step")

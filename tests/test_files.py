@@ -14,9 +14,9 @@ from lmbench.files import Unreadable, inside, is_file, is_folder, read_file
 MIB = 2**20
 
 
-def _refused(path, line, most_bytes=MIB, follows_links=False):
+def _refused(path, line, most_bytes=MIB, **options):
     with pytest.raises(Unreadable, match=line):
-        read_file(path, most_bytes, follows_links)
+        read_file(path, most_bytes, **options)
 
 
 def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path):
@@ -28,13 +28,6 @@ def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path):
     _refused(path, "it holds more than 1 MiB, which is the most that is read")
     # A file that reports a size of 0.
     _refused(Path("/proc/self/status"), "it holds more than", 10)
-
-
-def test_pipes_devices_and_folders_are_refused_without_waiting(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        _refused(path, "it is no regular file", follows_links=True)
-    _refused(tmp_path / "nothing", "it is missing")
 
 
 def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_path):
@@ -58,17 +51,13 @@ def test_a_gzip_file_is_limited_by_its_unpacked_size(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(bytes(64 * MIB)))
     tracemalloc.start()
-    with pytest.raises(Unreadable, match="it holds more than 1 MiB"):
-        read_file(path, MIB, unpacks=True)
+    _refused(path, "it holds more than 1 MiB", unpacks=True)
     assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     tracemalloc.stop()
-    path.write_bytes(gzip.compress(b"one\ntwo\n"))
-    assert read_file(path, 8, unpacks=True) == b"one\ntwo\n"
     packed = gzip.compress(os.urandom(1000))
     for data in (packed[:500], packed[:200] + b"\xff" * 300 + packed[500:], packed[:-8] + bytes(8), b"\x1f\x8b"):
         path.write_bytes(data)
-        with pytest.raises(Unreadable, match="it is damaged: "):
-            read_file(path, MIB, unpacks=True)
+        _refused(path, "it is damaged: ", unpacks=True)
 
 
 def test_a_recorded_path_never_leaves_its_folder(tmp_path):

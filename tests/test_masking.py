@@ -142,10 +142,10 @@ def seconds(text):
 
 
 #: Pieces of text that, repeated, made some pattern look at all of the rest again for each of them.
-REPEATED = ["x=", "a-", "a.", "x=(", "token:", "--token=", "a://", "a://b:", "https://", "SG.", "eyJa.", "ab-", "x='"]
+REPEATED = "x= a- a. x=( token: --token= a:// a://b: https:// SG. eyJa. ab- x='"
 
 
-@pytest.mark.parametrize("piece", REPEATED)
+@pytest.mark.parametrize("piece", REPEATED.split())
 def test_masking_takes_time_in_proportion_to_the_text(piece):
     short, long = (min(seconds(piece * (size // len(piece)) + "1") for _ in range(3)) for size in (8_000, 64_000))
     assert long < 24 * short

@@ -19,41 +19,33 @@ view: {title: Losses, tables: [{title: Losses, columns: [step_s, rooms.spread.la
 """
 
 
-def lmbench(folder, environment, *words):
+def lmbench(folder, path, *words):
+    """A process in a folder, which sees the packages of another one."""
     command = [sys.executable, "-P", "-m", "lmbench", *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def spread(tmp_path_factory):
-    """A folder, and the environment of a process that sees the package, which pip installed from its sources."""
-    folder = tmp_path_factory.mktemp("spread")
-    source, target = folder / "source", folder / "installed"
+def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "installed"
     source.mkdir()
     (source / "pyproject.toml").write_text(block("extending", "toml", "entry-points"))
     (source / "loss_spread.py").write_text(block("extending", "python", "ROOM ="))
     (source / "loss_spread_observer.py").write_text(block("extending", "python", "class LossSpread"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
     subprocess.run([*pip, "--target", target, source], check=True)
-    return folder, {**os.environ, "PYTHONPATH": str(target)}
-
-
-def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
-    folder, environment = spread
-    (folder / "losses.yaml").write_text(STUDY)
-    done = lmbench(folder, environment, "sweep", "losses.yaml")
+    (tmp_path / "losses.yaml").write_text(STUDY)
+    done = lmbench(tmp_path, target, "sweep", "losses.yaml")
     assert done.returncode == 0, done.stderr
-    records = [json.loads(path.read_text()) for path in folder.glob("results/losses/runs/*/run.json")]
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("results/losses/runs/*/run.json")]
     (record,) = [record for record in records if record["rooms"]]
     assert record["rooms"]["spread"]["largest_nat"] > 0
     assert (len(records), record["scalar_units"]) == (2, {"squared_loss": "nat²"})
     assert record["scalars"]["squared_loss"] > record["loss"]["mean"]
-    shown = lmbench(folder, environment, "report", "results/losses")
+    shown = lmbench(tmp_path, target, "report", "results/losses")
     assert "spread.largest_nat" in shown.stdout, shown.stdout + shown.stderr
     # A result is read also where the package is not.
-    listed = lmbench(folder, dict(os.environ), "list", "results/losses")
+    listed = lmbench(tmp_path, tmp_path, "list", "results/losses")
     assert listed.returncode == 0, listed.stderr
 
 
@@ -68,6 +60,6 @@ def test_a_room_that_cannot_be_used_is_one_line(module, message, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loss-spread\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[lmbench.rooms]\nspread = loss_spread:ROOM\n")
-    done = lmbench(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}, "list", "--limit", "1")
+    done = lmbench(tmp_path, tmp_path, "list", "--limit", "1")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"the room loss_spread:ROOM of loss-spread {message}" in done.stderr

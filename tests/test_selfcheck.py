@@ -45,9 +45,7 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     # The last check fails on a busy machine.
     [(True, 0.3, 0, "1 passed"), (False, 0.01, 1, "0 passed, 1 failed"), (False, 0.3, 11, "0 passed, 1 undecided")],
 )
-def test_the_table_has_every_truth_and_the_exit_code_tells_a_failure(
-    monkeypatch, capsys, is_right, waited, code, counts
-):
+def test_the_table_has_every_truth_and_the_code_tells_a_failure(monkeypatch, capsys, is_right, waited, code, counts):
     planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two")])
     monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, gpus=1)})
     monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))

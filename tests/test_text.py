@@ -58,8 +58,7 @@ def results(tmp_path_factory):
     for side in ("a", "b"):
         for repeat in range(3):
             path = make_run(folder / side, 0.05 + 0.001 * repeat)
-            run = json.loads((path / "run.json").read_text())
-            planted = _planted(run | {"outcome": "ok"})
+            planted = _planted(json.loads((path / "run.json").read_text()))
             (path / "run.json").write_text(json.dumps(planted | {"outcome": "ok"}))
     edited = _planted(make_record({"model.size": "small", "data.context_length": 256}))
     edited |= {"outcome": "failed", "error": {"kind": PLANTED, "message": PLANTED, "phase": PLANTED}}

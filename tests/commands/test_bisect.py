@@ -40,16 +40,16 @@ class Row(MeasuredServers):
 
 @pytest.fixture
 def bisect(here, monkeypatch, capsys):
-    """Runs the command on a row of 16 options, or on what `words` say; returns its servers with code and output."""
+    """Runs the command on a row of 8 options, or on what `words` say; returns its servers with code and output."""
     coins = itertools.count(6)
     monkeypatch.setattr("secrets.randbits", lambda bits: next(coins))
     Path("good.yaml").write_text(CONFIG)
-    options = "".join(f"  option_{number}: {number}\n" for number in range(1, 17))
+    options = "".join(f"  option_{number}: {number}\n" for number in range(1, 9))
     Path("bad.yaml").write_text(f"{CONFIG.replace('model: {size: tiny}', 'model:')}  size: tiny\n{options}")
     monkeypatch.setattr("lmbench.campaign.sweep.check_options", lambda *_: None)
 
     def run(*words, **row):
-        servers = Row(**{"last": 16, "first_bad": 11, **row})
+        servers = Row(**{"last": 8, "first_bad": 6, **row})
         monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
         servers.code = main(["bisect", *(words or ["good.yaml", "bad.yaml"]), "--json"])
         servers.out, servers.err = capsys.readouterr()
@@ -61,33 +61,34 @@ def bisect(here, monkeypatch, capsys):
 
 def test_the_option_that_made_it_slower_is_found_and_compared_with_the_one_before(bisect):
     servers = bisect()
-    assert (servers.code, servers.figures["first"]) == (0, "model.option_11=11")
-    assert servers.figures["before"] == "model.option_10=10"
+    assert (servers.code, servers.figures["first"]) == (0, "model.option_6=6")
+    assert servers.figures["before"] == "model.option_5=5"
     assert servers.figures["comparison"]["verdict"] == "slower"
     assert servers.figures["probability_fraction"] >= 0.99
 
 
 def test_rounds_of_other_suspects_do_not_count(bisect):
-    bisect()
+    ends = ["good.yaml", "bad.yaml", "--budget=0.001s"]
+    bisect(*ends)
     bad = Path("bad.yaml")
     bad.write_text(bad.read_text().replace("option_1: 1", "option_1: 100"))
-    assert {0, 16} <= bisect().measured
+    assert bisect(*ends).measured == {0, 8}
 
 
 @pytest.mark.parametrize(
     ("row", "code", "why"),
-    [({"change": 1.0, "noise": 0.002}, 0, "nothing to find"), ({"broken": {16}}, 12, "nothing to search")],
+    [({"change": 1.0, "noise": 0.002}, 0, "nothing to find"), ({"broken": {8}}, 12, "nothing to search")],
 )
 def test_ends_that_are_the_same_and_an_end_that_does_not_run_cost_no_suspect(bisect, row, code, why):
     servers = bisect(**row)
-    assert (servers.code, servers.figures["first"], servers.measured) == (code, None, {0, 16})
+    assert (servers.code, servers.figures["first"], servers.measured) == (code, None, {0, 8})
     assert why in servers.figures["why"]
 
 
 def test_suspects_that_do_not_run_are_left_out_and_named_beside_the_answer(bisect):
-    servers = bisect(broken={9, 10})
-    assert servers.figures["first"] == "model.option_11=11"
-    assert servers.figures["or"] == ["model.option_9=9", "model.option_10=10"]
+    servers = bisect(broken={4, 5})
+    assert servers.figures["first"] == "model.option_6=6"
+    assert servers.figures["or"] == ["model.option_4=4", "model.option_5=5"]
 
 
 def test_a_version_that_cannot_be_installed_is_left_out_and_new_constraints_make_new_environments(bisect, monkeypatch):
@@ -119,25 +120,25 @@ def test_the_same_command_goes_on_where_it_ended(bisect):
     begun = bisect("good.yaml", "bad.yaml", "--budget", "0.001s")
     assert begun.code == 11
     again = bisect()
-    assert again.figures["first"] == "model.option_11=11"
+    assert again.figures["first"] == "model.option_6=6"
     assert bisect().started == []
     # As if a kill had come in the first round of a suspect.
-    killed = next(Path("results").glob("bisect-*/suspect-10-*/runs"))
+    killed = next(Path("results").glob("bisect-*/suspect-5-*/runs"))
     for run in killed.glob("*/run.json"):
         run.write_text('{"schema_version": 1, "outcome": "running"}')
     resumed = bisect()
-    assert resumed.figures["first"] == "model.option_11=11"
-    assert 10 in resumed.measured
+    assert resumed.figures["first"] == "model.option_6=6"
+    assert 5 in resumed.measured
 
 
 def test_commits_are_searched_along_first_parents(bisect):
     git("init", "-q", ".")
     Path("own.yaml").write_text(CONFIG)
-    for number in range(17):
+    for number in range(9):
         Path("code.py").write_text(f"number = {number}\n")
         git("add", ".")
         git("commit", "-q", "-m", f"step {number}")
-    servers = bisect("HEAD~16", "HEAD", "--config", "own.yaml")
+    servers = bisect("HEAD~8", "HEAD", "--config", "own.yaml")
     assert servers.code == 0, servers.err
-    assert git("log", "-1", "--format=%s", servers.figures["first"]).strip() == "step 11"
-    assert servers.figures["subject"].startswith("step 11 (")
+    assert git("log", "-1", "--format=%s", servers.figures["first"]).strip() == "step 6"
+    assert servers.figures["subject"].startswith("step 6 (")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fit_process import QUICK
+from fit_process import QUICK, SMALL
 
 from lmbench.cli import main
 from lmbench.records.load import find_runs, load_run
@@ -13,10 +13,10 @@ from lmbench.records.load import find_runs, load_run
 
 @pytest.mark.usefixtures("warm_sweeps")
 def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys):
-    smoke = ["fit", "smoke", *QUICK, "--measure.mode=forward"]
-    assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
+    smoke = ["fit", "smoke", *QUICK, *SMALL, "--measure.mode=forward"]
+    assert main([*smoke, "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
     assert capsys.readouterr() == ("results/before\n", "")
-    code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])
+    code = main([*smoke, "--model.num_layers=2", "--compare=last", "--gate=5%", "--json"])
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert "lmbench: repeats: cells: 1, repeats: 3" in err
@@ -26,7 +26,7 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys):
     assert (code, answer["a"]["given"]) == (answer["exit_code"], "results/before")
     (cell,) = answer["cells"]
     assert [len(cell["used_a"]), len(cell["used_b"])] == [3, 3]
-    assert cell["differences"] == [{"name": "model.num_layers", "a": "1", "b": "12"}]
+    assert cell["differences"] == [{"name": "model.num_layers", "a": "1", "b": "2"}]
     before = [load_run(folder).record for folder in find_runs(["results/before"])]
-    assert [(run.mode, run.sweep.repeat) for run in before] == [("forward", repeat) for repeat in range(3)]
+    assert [(run.mode, run.sweep.repeat) for run in before] == [("forward", 0), ("forward", 1), ("forward", 2)]
     assert len({run.pid for run in before}) == 3

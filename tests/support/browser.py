@@ -18,10 +18,8 @@ import pytest
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed here")
 
-_FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
-    "--disable-background-networking", "--disable-sync", "--virtual-time-budget=8000", "--dump-dom",
-)  # fmt: skip
+_FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-component-update
+    --disable-background-networking --disable-sync --virtual-time-budget=8000 --dump-dom"""
 
 # A frame in which the body of a function runs: `page` is its document, `view` its window, `wait()` lets it draw.
 # Chromium's own window is never narrower than 500 pixels; a frame is, and media queries see its width. Virtual time
@@ -73,7 +71,7 @@ def operate(page, width, script):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             address = f"http://127.0.0.1:{server.server_port}/frame.html"
-            words = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}/profile", "--window-size=1400,1000", address]
+            words = [CHROMIUM, *_FLAGS.split(), f"--user-data-dir={folder}/profile", "--window-size=1400,1000", address]
             done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
         finally:
             server.shutdown()

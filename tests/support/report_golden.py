@@ -24,13 +24,12 @@ PROFILED = {"trainer.profiler": "lmbench.KernelProfiler", "model.attention": "na
 BF16 = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa"}
 KERNELS = json.loads((RUNS / "h200_kernels.json").read_text())
 BATCH = 8
-#: By attention and whether it is compiled, FLOP/s of forward and backward, and times that a matrix of scores is read or
-#: written in each.
+#: By attention and whether it is compiled, picoseconds that forward and backward take for a score of a batch.
 WAYS = {
-    ("naive", False): ((45e12, 7), (40e12, 12)),
-    ("naive", True): ((45e12, 4), (40e12, 7)),
-    ("sdpa", False): ((21e12, 0), (13e12, 0)),
-    ("flex", False): ((21.02e12, 0), (9e12, 0)),
+    ("naive", False): (98.8, 193.8),
+    ("naive", True): (76.0, 155.7),
+    ("sdpa", False): (48.76, 157.5),
+    ("flex", False): (48.72, 227.6),
 }
 
 
@@ -164,7 +163,7 @@ def memory(folder):
 def make_attention(home, contexts, repeats=3, profiled=(), change=None):
     """A sweep's folder as the study `attention` leaves it on an H200, with a profiled run of cells of some lengths.
 
-    Times follow from bytes and FLOPs, with a small spread between processes.
+    Times grow with the square of the context, with a small spread between processes.
     """
     cells = [
         {
@@ -186,15 +185,15 @@ def _attention(run, repeat):
     """The changes of one process that measured attention by itself."""
     axes, context, head_dim = run["sweep"]["axes"], run["data"]["context_length"], run["model"]["head_dim"]
     attention, is_compiled = axes["model.attention"], axes["trainer.compile"]
-    is_written_out, token_flops = attention == "naive", 2 * context * head_dim
+    is_written_out = attention == "naive"
     square, flat = BATCH * context**2 * 4, BATCH * context * head_dim * 4
     saved = square if is_written_out else flat + BATCH * context * 4
-    spread, times_s = random.Random(f"{sorted(axes.items(), key=str)}-{repeat}"), {}
-    for phase, work, (rate, matrices) in zip(
-        ("forward", "backward"), (1, 2), WAYS[attention, is_compiled], strict=True
-    ):
-        flops = token_flops * work * BATCH * context * (2 if is_written_out else 1)
-        times_s[phase] = (flops / rate + matrices * square / 4.2e12) * spread.gauss(1.0, 0.0005)
+    spread = random.Random(f"{sorted(axes.items(), key=str)}-{repeat}")
+    forward_ps, backward_ps = WAYS[attention, is_compiled]
+    times_s = {
+        "forward": context**2 * forward_ps * 1e-12 * spread.gauss(1.0, 0.0005),
+        "backward": context**2 * backward_ps * 1e-12 * spread.gauss(1.0, 0.0005),
+    }
     busy = {phase: {"kernel_s": time_s, "busy_s": time_s} for phase, time_s in times_s.items()}
     times_s["step"] = sum(times_s.values()) * 1.02
     peak = 8 * flat + (3 * square if is_written_out else flat)
@@ -207,7 +206,7 @@ def _attention(run, repeat):
         "model": model,
         "config.data.batch_size": BATCH,
         "data.batch_size": BATCH,
-        "flops.causal_per_token_flops": 3 * token_flops,
+        "flops.causal_per_token_flops": 6 * context * head_dim,
         "phases": {phase: {"mean_s": time_s} for phase, time_s in times_s.items()},
         "probe": {},
         "memory": memory | {

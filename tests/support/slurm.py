@@ -91,9 +91,9 @@ class Slurm:
 
     def start(self):
         folder = self._folder
-        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
-        files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
-        self._start("munged", "--foreground", *(f"--{option}={folder / name}" for option, name in files.items()))
+        options = """--foreground --key-file={0}/munge.key --socket={0}/munge.socket --pid-file={0}/munged.pid
+            --log-file={0}/munged.log --seed-file={0}/munged.seed"""
+        self._start("munged", *options.format(folder).split())
         self._wait_for((folder / "munge.socket").exists)
         for node in self._nodes:
             self._start("slurmd", "-D", "-N", node)

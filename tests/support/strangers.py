@@ -282,15 +282,12 @@ class Scoring(TokenModel):
 
 
 class HalfFrozen(TokenModel):
-    def __init__(self, vocab_size: int = 50):
-        super().__init__(vocab_size)
+    def configure_model(self):
         self.body[0].requires_grad_(False)
 
 
 class TokensByHand(TokenModel):
-    def __init__(self, vocab_size: int = 50):
-        super().__init__(vocab_size)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
     def training_step(self, batch):
         loss = super().training_step(batch)
