@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import yaml
-from fake_steps import predict
+from fake_steps import in_fork, predict
 from fit_process import bench
 from memory_plans import LLAMA
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
 
 from lmbench.errors import UsageError
+from lmbench.fit.prediction import forecast
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.blocks import CATEGORIES
 from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, TargetGpu, gpus_for
@@ -86,8 +89,6 @@ ONE_BY_ONE = {
 #: Collectives of several ranks sent nothing: they were in PyTorch's `fake` process group.
 MEASURED_RANKS = yaml.safe_load("""
 - [1, fsdp2, [1.9025, 2.0725], --trainer.devices=2 --trainer.accumulate_grad_batches=2]
-- [1, fsdp2, [0.9846, 1.2081], --trainer.devices=4]
-- [1, fsdp2, [0.9577, 1.1886], --trainer.devices=4 --trainer.compile.regional=true]
 - [4, ddp, [3.9109, 3.9305], ""]
 # Dynamo splits the graph of each block where a bucket of gradients is full.
 - [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true --trainer.compile.split_at_buckets=true]
@@ -343,6 +344,19 @@ def test_the_answer_names_the_strategy_and_the_number_of_gpus(strategy, name, en
     forecast = predict(*words, gpu="H200", finds_largest=True)
     assert f"rank 0 of 2 ({name}), each" in str(forecast_answer(forecast).tables)
     assert f"fits on 2 H200 (138.88 GiB each){enough}'" in str(forecast_answer(forecast).notes)
+    forecast.on_gpus[0].fits, forecast.fewest_gpus = False, None
+    assert re.search("more GPUs change nothing|no number of GPUs", str(forecast_answer(forecast).notes))
+
+
+# few blocks for many
+
+
+def test_steps_of_few_blocks_tell_the_peak_of_all():
+    def step(batch, context, kept):
+        sizes = {**dict.fromkeys(CATEGORIES, 0), "activations": 100 + 7 * (kept or 36)}
+        return FakeStep([PhasePeak("backward", sizes, "")], 0, 36)
+
+    assert Predictor(step, 4, 512, is_slow=True).run_peak_bytes == 100 + 7 * 36
 
 
 # what fits
@@ -398,7 +412,9 @@ def test_an_unknown_gpu_is_an_error():
 # beside a run
 
 
-def test_a_run_keeps_its_prediction(tmp_path):
+def test_a_run_keeps_its_prediction(tmp_path, monkeypatch):
+    # The screen of `lmbench memory` is of a process of its own.
+    monkeypatch.setattr("lmbench.fit.measurement.ask_forecast", partial(in_fork, forecast))
     prediction = bench(tmp_path, *TINY, "--memory.predict=true").record.memory_prediction
     assert prediction.peak_allocated_bytes
     # A CPU has no allocator to compare it with.
