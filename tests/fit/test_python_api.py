@@ -21,7 +21,7 @@ import pytest
 import torch
 from fit_process import measure_here as measure
 from lightning.pytorch import Callback
-from strangers import Data, Failing, OwnLoaders, Regression
+from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 
 import lmbench
 from lmbench.model.language_model import LanguageModel
@@ -222,6 +222,7 @@ class Lazy(OwnLoaders):
     ("call", "message"),
     [
         (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
+        (lambda: measure(TokenModel()), r"has no train_dataloader\(\); give a DataLoader"),
         (lambda: measure(Regression(), Data), "data is Data; give a DataLoader, an instance"),
         (lambda: measure(instrument="kernel"), "did you mean kernels"),
         (lambda: measure(trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
