@@ -422,7 +422,7 @@ class Tracker(TorchDispatchMode):
 
     def _reader(self) -> tuple[Owner, traceback.FrameSummary]:
         """The line that reads a value and its owner; not a check of Lightning or torchmetrics."""
-        owners = [(code_owner(frame.filename), frame) for frame in reversed(traceback.extract_stack())]
+        owners = ((code_owner(frame.filename), frame) for frame in reversed(traceback.extract_stack()))
         return next(pair for pair in owners if pair[0] not in ("lmbench", "pytorch"))
 
     def _tell(self, clause: str) -> None:

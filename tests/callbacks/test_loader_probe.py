@@ -11,7 +11,7 @@ from strangers import OwnLoaders, Regression
 from tables import flat
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-MODEL_S = 0.01
+MODEL_S = 0.004
 
 
 class Rows(Dataset):
@@ -60,8 +60,8 @@ def examine(module):
 @pytest.mark.parametrize(
     ("rows", "settings", "slowest", "line", "waits"),
     [
-        (Rows(read_s=0.005), {}, "reader_s", "__getitem__", True),
-        (Rows(decode_s=0.005), {}, "reader_s", "decode", False),
+        (Rows(read_s=0.002), {}, "reader_s", "__getitem__", True),
+        (Rows(decode_s=0.002), {}, "reader_s", "decode", False),
         (Rows(), {"collate_fn": slow_collate}, "collate_s", "slow_collate", True),
     ],
     ids=["slow disk", "slow decode", "slow collate"],
@@ -85,7 +85,7 @@ def test_a_slow_pipeline_is_told_with_its_cause_and_fix(rows, settings, slowest,
 
 
 def test_a_fine_pipeline_has_no_fix():
-    run, facts = examine(Piped(DataLoader(Rows(count=8000), batch_size=8, num_workers=1)))
+    run, facts = examine(Piped(DataLoader(Rows(count=24000), batch_size=8, num_workers=1)))
     assert (facts.fix, facts.fixed_step_s) == ({}, None)
     assert "fine: loader alone" in flat(str(run))
 
@@ -115,7 +115,7 @@ class Batches:
     [
         (Batches(), "Batches is no DataLoader"),
         (DataLoader(Stream(), 4), "only once"),
-        (DataLoader(Alone(read_s=0.02), 8), "one worker is the most"),
+        (DataLoader(Alone(read_s=0.008), 8), "one worker is the most"),
     ],
 )
 def test_a_loader_that_cannot_be_timed_has_a_reason_and_a_complete_run(loader, reason):

@@ -25,6 +25,7 @@ from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 
 import lmbench
 from lmbench.model.language_model import LanguageModel
+from lmbench.records.schema import value_at
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +85,10 @@ def test_lmbenchs_own_modules_get_their_data_and_zero_gradients_after_the_step()
     assert (record.mode, record.data.batch_size, record.data.context_length) == ("forward_backward", 3, 16)
 
 
-@pytest.mark.parametrize(
-    ("instrument", "has_record"),
-    [
-        ("dtypes", lambda record: record.dtypes.tensors),
-        ("kernels", lambda record: record.is_profiled and record.kernels),
-        ("sync", lambda record: not record.is_profiled),
-    ],
-)
-def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(instrument, has_record):
+@pytest.mark.parametrize(("instrument", "part"), [("dtypes", "dtypes.tensors"), ("kernels", "kernels")])
+def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(instrument, part):
     run = measure(instrument=instrument, gradient_norm=True, probe_steps=1)
-    assert has_record(run.record)
+    assert value_at(run.record, part)
     assert run.steps[-1].gradient_norm > 0
 
 
@@ -230,8 +224,6 @@ class Lazy(OwnLoaders):
         (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
         (lambda: measure(TokenModel()), r"has no train_dataloader\(\); give a DataLoader"),
         (lambda: measure(Regression(), Data), "data is Data; give a DataLoader, an instance"),
-        (lambda: measure(Regression(), []), "nothing was measured: no batch was taken"),
-        (lambda: measure(trainer={"max_steps": 1}), "training ended at step 1, the window"),
         (lambda: measure(instrument="kernel"), "did you mean kernels"),
         (lambda: measure(trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
         (lambda: measure(trainer={"min_steps": 9}), "trainer.min_steps is 9"),

@@ -87,25 +87,18 @@ def first_figures():
 
 @pytest.mark.parametrize(("batches", "count", "words"), STRATEGIES)
 def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
-    code, run = fit(*TINY, "--measure.min_window_s=0.2", "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
+    code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
     record, is_clipped = run.record, words[-2:] == CLIPPED
     assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", count, 1 + is_clipped)
     ranks = [steps_of(run.path), *(steps_of(run.path / f"rank{rank}") for rank in range(1, count))]
-    # The window was set by time; the ranks agreed on a number of steps.
-    assert {len([step for step in steps if step["stage"] == "window"]) for steps in ranks} == {record.window.steps}
-    assert record.window.steps >= 8
-    assert {rank.steps for rank in record.per_rank or []} <= {record.window.steps}
+    assert [len(steps) for steps in ranks] == [2 + 8] * count
     # Each batch has two sequences of 16 tokens.
-    assert record.window.tokens == record.window.steps * record.window.micro_batches * batches * 2 * 16
+    assert record.window.tokens == 8 * record.window.micro_batches * batches * 2 * 16
     assert added_by_libraries(record) == set()
-    if count > 1:
-        # The window opens once the ranks have a steady pace.
-        assert (record.window.pace_steps % 5, record.window.pace_steps >= 10) == (0, True)
-        assert record.window.first_step == 2 + record.window.pace_steps
     assert len({steps[0]["loss"] for steps in ranks}) == batches
-    figures = [step[name] for step in ranks[0][:8] for name in ("loss", "gradient_norm")]
+    figures = [step[name] for step in ranks[0] for name in ("loss", "gradient_norm")]
     assert figures == pytest.approx(first_figures.setdefault((batches, is_clipped), figures), rel=1e-4)
-    assert all([step["gradient_norm"] for step in steps[:8]] == figures[1::2] for steps in ranks)
+    assert all([step["gradient_norm"] for step in steps] == figures[1::2] for steps in ranks)
     # The warm-up's norm is that of its last step, however ranks share the parameters.
     assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
 
@@ -153,15 +146,19 @@ def test_a_rank_may_have_no_row_of_a_parameter():
     assert (code, training.parameters, training.missing_gradients, training.zero_gradients) == (0, 2, [], [])
 
 
-def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
-    code, run = fit("--model=uneven.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp")
-    first, second = (rank.mean_s for rank in run.record.per_rank)
+def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the_steps_of_a_window(capsys, printed):
+    words = ["--model=uneven.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp"]
+    code, run = fit(*words, "--measure.min_window_s=0.2")
+    (first, second), window = (rank.mean_s for rank in run.record.per_rank), run.record.window
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
+    # The window opens once the ranks have a steady pace, and lasts as long as was asked for at this pace.
+    assert (window.pace_steps % 5, window.pace_steps >= 10, window.first_step) == (0, True, 2 + window.pace_steps)
+    assert {rank.steps for rank in run.record.per_rank} == {window.steps}
+    assert window.steps >= 8
     capsys.readouterr()
-    assert main(["show", str(run.path)]) == 0
-    printed = capsys.readouterr().out
-    assert "mean of each rank in ms" in printed
-    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in flat(printed)
+    shown = printed("show", run.path)
+    assert "mean of each rank in ms" in shown
+    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in flat(shown)
 
 
 def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_gradients(capsys, printed):
@@ -214,14 +211,6 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
-def test_ranks_that_call_other_collectives_are_told_with_both():
-    words = ["--model=uneven.Uneven", "--model.deed=broadcast", "--trainer.strategy=ddp"]
-    code, run = fit(*words, "--measure.collective_timeout_s=1")
-    assert (code, run.outcome) == (5, "error")
-    called = r"gloo:(all_reduce|broadcast), number \d+ of its group, of (9|1000) elements"
-    assert re.fullmatch(rf"rank \d called {called}; rank \d: .+ \(in {called}\)", run.record.error.message)
-
-
 def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     code, run = fit(*TINY, "--trainer.strategy=ddp", "--trainer.profiler=kernels")
     assert (code, (run.path / "rank1" / "trace.json.gz").is_file()) == (0, True)
@@ -231,9 +220,13 @@ def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     assert "gradient_as_bucket_view" not in shown
 
 
+CALLED = r"gloo:(all_reduce|broadcast), number \d+ of its group, of (9|1000) elements"
+
+
 @pytest.mark.parametrize(
     ("deed", "code", "outcome", "error"),
     [
+        ("broadcast", 5, "error", rf"rank \d called {CALLED}; rank \d: .+ \(in {CALLED}\)"),
         ("leave", 5, "error", "rank 1: somebody's code asked to exit with 0"),
         ("end", 143, "interrupted", "rank 1: stopped by SIGTERM"),
         ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
@@ -242,19 +235,20 @@ def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     ],
 )
 def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(deed, code, outcome, error, capfd):
-    ended, run = fit("--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp")
-    assert (ended, run.outcome, run.record.error.message) == (code, outcome, error)
+    words = ["--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp"]
+    ended, run = fit(*words, "--measure.collective_timeout_s=1")
+    message = run.record.error.message
+    assert (ended, run.outcome, bool(re.fullmatch(error, message))) == (code, outcome, True), message
     assert len(run.steps) >= 8
     assert run.record.phases.step.n >= 6
     printed = capfd.readouterr()
     assert printed.out.split() == [str(run.path)]
-    assert (printed.err.count(f"lmbench: {error}\n"), "Connection closed" in printed.err) == (1, False)
+    assert (printed.err.count(f"lmbench: {message}\n"), "Connection closed" in printed.err) == (1, False)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("uneven.Missing --trainer.strategy=ddp", "has no Missing"),
         (
             "uneven.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
             "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
@@ -357,38 +351,24 @@ def test_an_optimizer_that_cannot_shard_is_one_line_and_an_existing_result_is_no
     assert lmbench.load("results")[0].record == run.record
 
 
-USES_GPU_AT_IMPORT = """
-import torch
-from uneven import Uneven
-
-torch.cuda.is_initialized = lambda: True
-
-
-class Early(Uneven):
-    pass
-"""
+@pytest.fixture
+def gpu_in_use(monkeypatch):
+    """As where importing the user's code has used the GPU, so that a fork of this process could not."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
 
-def test_ranks_start_anew_where_importing_the_users_code_has_used_the_gpu(tmp_path):
-    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT)
-    words = ["--model=early.Early", "--model.deed=none", *WORDS[:-2], "--measure.results_dir=mine"]
-    fit = warm_server.run("fit", *words, "--json", folder=tmp_path)
-    assert (fit.returncode, fit.stderr.count("each rank imports it anew")) == (0, 1), fit.stderr
-    record = json.loads(fit.stdout)
-    assert (record["outcome"], record["world_size"], len(record["per_rank"])) == ("ok", 2, 2)
-    assert (record["argv"], record["config"]["measure"]["results_dir"]) == (["fit", *words], "mine")
+def test_ranks_start_anew_where_the_gpu_is_in_use_and_one_that_fails_is_told_with_its_line(gpu_in_use, capfd):
+    code, run = fit(*(words := ["--model=uneven.Uneven", "--model.deed=fail", "--trainer.strategy=ddp"]))
+    assert (code, run.record.error.message) == (5, "rank 1: no luck with gloo")
+    told = capfd.readouterr().err
+    assert (told.count("each rank imports it anew"), told.count(f"lmbench: {run.record.error.message}")) == (1, 1)
+    assert (run.record.argv[-3:], run.record.world_size) == (words, 2)
+    assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
-def test_a_rank_that_started_anew_and_fails_is_told_with_its_line(tmp_path):
-    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT)
-    fit = warm_server.run("fit", "--model=early.Early", "--model.deed=fail", *WORDS, folder=tmp_path)
-    assert fit.returncode == 5
-    assert "lmbench: rank 1: no luck" in fit.stderr
-
-
-def test_a_rank_that_is_killed_while_it_imports_is_told(tmp_path):
+def test_a_rank_that_is_killed_while_it_imports_is_told(gpu_in_use, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("lmbench.fit.ranks.GRACE_OF_RANKS_S", 1.0)
     is_killed = 'import os, signal\nos.environ.get("LOCAL_RANK") == "1" and os.kill(os.getpid(), signal.SIGKILL)\n'
-    (tmp_path / "early.py").write_text(USES_GPU_AT_IMPORT + is_killed)
-    fit = warm_server.run("fit", "--model=early.Early", "--model.deed=none", *WORDS, folder=tmp_path)
-    assert fit.returncode == 1
-    assert "lmbench: rank 1 was ended by SIGKILL, and the measurement with it" in fit.stderr
+    (tmp_path / "early.py").write_text(f"{is_killed}from uneven import Uneven\n")
+    assert main(["fit", "--model=early.Uneven", "--model.deed=none", *WORDS]) == 1
+    assert "lmbench: rank 1 was ended by SIGKILL, and the measurement with it" in capfd.readouterr().err

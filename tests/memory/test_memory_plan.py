@@ -41,7 +41,7 @@ WORDS = [
     "--model.size=tiny", "--model.num_layers=6", "--model.d_model=256", "--model.d_ff=1024", "--model.vocab_size=512",
     "--data.batch_size=4", "--data.context_length=256", "--trainer.precision=bf16-mixed",
 ]  # fmt: skip
-OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.batch_size=4", "--data.context_length=256"]
+OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.context_length=1024"]
 
 
 def _compared(recipes):
@@ -56,9 +56,9 @@ def _compared(recipes):
     return peaks
 
 
-def planned(words, budget_mib):
+def planned(budget_mib, *words):
     request = PlanRequest(TargetGpu("a budget", budget_mib * MIB + CONTEXT_BYTES, 0))
-    return in_fork(make_plan, words, request, Prediction)
+    return in_fork(make_plan, [*words, "--data.batch_size=1"], request, Prediction)
 
 
 def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
@@ -72,7 +72,7 @@ def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
 
 
 def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
-    plan = planned(OWN, 150)
+    plan = planned(150, *OWN)
     best = plan.best
     assert best.is_checked
     assert "model.loss" not in best.options
@@ -82,14 +82,14 @@ def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
 
 
 def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing():
-    plan = planned([*OWN, "--model.checkpoints=true"], 1000)
+    plan = planned(1000, *OWN, "--model.checkpoints=true")
     assert plan.best.recipe.treatment == "none"
     assert all("inputs" not in chain.blocks for chain in plan.chains)
 
 
 def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
     with pytest.raises(UsageError, match="nothing to plan with: the module optimizes by hand"):
-        planned([OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000)
+        planned(1000, "--model=own_blocks.TwoBackwards")
 
 
 # by formulas
@@ -207,7 +207,8 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
 
     def points(**seen):
         request = PlanRequest(TargetGpu("a budget", 2**30, 0), times, [chain], **seen, checks=0)
-        return {point.recipe: point for point in in_fork(make_plan, OWN, request, Prediction).points}
+        plan = in_fork(make_plan, [*OWN, "--data.batch_size=4"], request, Prediction)
+        return {point.recipe: point for point in plan.points}
 
     first = points()
     assert {recipe.treatment for recipe in first} == {"none", "matmuls"}

@@ -12,12 +12,8 @@ import pytest
 from recorded_memory import GOLDEN, foreign, printed, unpack
 
 from lmbench.cli import main
-from lmbench.memory.blocks import OUTSIDE
 from lmbench.memory.findings import examine
 
-MIB = 1 << 20
-#: Batch x context x d_model in float32, which the residual stream keeps under autocast.
-STREAM_BYTES = 4 * 512 * 768 * 4
 SHARE = {"alloc": 1, "free_requested": -1}
 
 
@@ -55,35 +51,15 @@ def test_the_peak_agrees_with_the_allocator_and_a_plain_count(findings, plain):
     assert [guard.status for guard in findings.guards] == ["pass", "pass", "pass"]
 
 
-def test_the_peak_holds_the_models_parameters_and_states_and_nothing_unknown(findings):
-    weights = 4 * findings.run.model.parameter_count
-    sizes = findings.by_category
-    assert (findings.peak["phase"], findings.peak["step"]) == ("backward", "5")
-    assert sizes["parameters"] == pytest.approx(weights, rel=0.005)
-    assert sizes["optimizer_state"] == pytest.approx(2 * weights, rel=0.005)
-    assert sum(sizes.values()) == findings.peak["allocated_bytes"]
-    assert sizes["unknown"] < MIB
-    assert findings.phases.loc["optimizer", "gradients"] == pytest.approx(weights, rel=0.005)
-    assert findings.summary.residual_computed_bytes == STREAM_BYTES
-
-
 def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
     # Count the memory at both borders of the last forward.
     ranges = [note["time_us"] for note in plain["external_annotations"] if note["name"] == "lmbench.phase:forward"]
     before, after = (
         [size for time_us, size in held_over_time(plain) if time_us <= border][-1] for border in sorted(ranges)[-2:]
     )
-    saved = findings.saved_storages["size_bytes"].sum()
-    assert saved == pytest.approx(after - before, rel=0.01)
-    blocks = findings.saved.loc[findings.saved["count"].idxmax()]
-    assert blocks[["first", "last", "count"]].tolist() == ["network.blocks.0", "network.blocks.11", 12]
-    assert blocks.each_bytes > 0.9 * saved / 12
-    operators = findings.saved_operators
-    assert operators["total_bytes"].sum() == blocks.each_bytes
-    assert operators["share_fraction"].is_monotonic_decreasing
-    # A block of `small` has 4 d² + 3 d d_ff weights and two norms, in float32.
-    gradients = 4 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768)
-    assert set(findings.gradient_bytes.drop(OUTSIDE)) == {gradients}
+    assert findings.saved_storages["size_bytes"].sum() == pytest.approx(after - before, rel=0.01)
+    # Batch x context x d_model in float32, which the residual stream keeps under autocast.
+    assert findings.summary.residual_computed_bytes == 4 * 512 * 768 * 4
 
 
 def test_the_tables_are_the_golden_file_and_fit_80_columns(run):

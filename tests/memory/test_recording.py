@@ -13,7 +13,7 @@ from lmbench.device import DEVICES, cuda, device_of
 from lmbench.instruments import ranges
 from lmbench.instruments.window import Schedule
 from lmbench.memory import recording
-from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE
+from lmbench.memory.blocks import SNAPSHOT_FILE
 from lmbench.memory.findings import examine
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import STEP
@@ -189,14 +189,6 @@ def test_module_hooks_are_set_after_compiling_and_accumulated_steps_are_complete
     findings = record(tmp_path, monkeypatch, module, first=[SetsCompile()], accumulate_grad_batches=2)
     assert module.has_hooks == (is_enabled is False,) * 4 + (True,) * 4
     assert (findings.cuts, len(findings.bands[STEP].names)) == ([], 2)
-
-
-def test_on_a_cpu_the_record_says_why_it_has_no_history(tmp_path):
-    recorder = RunRecorder(str(tmp_path), run_id="run")
-    session = MeasurementSession(Schedule(warmup_steps=1, steps=1))
-    quiet_trainer(MemoryHistory(), recorder, session).fit(Model(), batches())
-    assert "on a CPU" in str(recorder.run.memory_history.reason)
-    assert not (tmp_path / "run" / NOTES_FILE).exists()
 
 
 def test_the_last_listener_is_called_on_refusals_and_not_kept_alive(monkeypatch):
