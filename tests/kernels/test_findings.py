@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from fit_process import SMALL, bench, statuses
 from paths import TRACES
-from test_verdicts import MANY_FAST, run_folder, twice
+from test_verdicts import run_folder, twice
 from trace_events import HandWritten, examined
 
 from lmbench.callbacks import RunRecorder
@@ -105,7 +105,7 @@ def test_a_trace_with_launches_but_no_kernels_is_not_taken_for_a_cpus():
 
 
 def test_faults_of_a_run_or_trace_have_guards(tmp_path):
-    folder = run_folder(tmp_path, twice(MANY_FAST))
+    folder = run_folder(tmp_path, twice({"forward": [40, 0.0, 100.0]}, "k"))
     assert statuses(examine(folder))["unclassified_part"] == "warn"
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
