@@ -68,6 +68,13 @@ clocks_apart:
 - &wait [call, cudaDeviceSynchronize, 16, 31]
 - &late [launched, 86, softmax, 80, 2]
 clocks_apart_without_steps: [*early, *wait, *late]
+# Operators of a CPU in a block and after it.
+cpu:
+- [range, ProfilerStep#7, 0, 100]
+- [module, network.blocks.0.ffn, 0, 60]
+- [op, aten::mm, 0, 60]
+- [module, network.head, 60, 40]
+- [op, aten::mm, 60, 40]
 # A device that is always behind: the last launches wait for room in the queue of 1,000 kernels.
 full_queue:
 - [range, ProfilerStep#7, 0, 10010]
@@ -247,6 +254,13 @@ def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler
     assert (record["step_s"], record["unprofiled_step_s"]) == pytest.approx((500e-6, 400e-6))
     text = flat(shown(capsys, folder, "--path"))
     assert "0.400 ms per step with 0.110 ms of the host instead of 0.220" in text
+
+
+def test_half_the_layers_halve_the_operators_of_a_cpu_in_blocks(tmp_path, capsys):
+    make_run(tmp_path / "run", {})
+    PLANTED["cpu"].write(tmp_path / "run" / "trace.json.gz")
+    record = answer(capsys, tmp_path / "run", "--what_if", "layers=0.5")
+    assert record["tables"]["what_if"][-1]["change_s"] == pytest.approx(-30e-6)
 
 
 def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
