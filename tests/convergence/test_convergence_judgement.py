@@ -40,8 +40,10 @@ BASELINE = {seed: trained(seed) for seed in range(5)}
     yaml.safe_load("""
 - [{}, "yes", null]
 - [{noise: 0.001}, "yes", null]
-# The scaler skipped some; no norms were recorded.
-- [{norms: [.inf, 30, 32], skipped: [30, 32]}, "yes", null]
+# The scaler skipped some, whose losses and norms do not count; no norms were recorded.
+- [{losses: [.nan, 100, 102], skipped: [100, 102]}, "yes", null]
+- [{losses: [99, 100, 102], skipped: [100, 102]}, "yes", null]
+- [{norms: [.inf, 100, 102], skipped: [100, 102]}, "yes", null]
 - [{norms: [.nan, 0, 120]}, "yes", null]
 - [{scale: 3.0}, "NO: gradient norm", "gradient norm x3, limit"]
 - [{norms: [0, 0, 120]}, "NO: gradient norm", "gradient norm x0, limit"]

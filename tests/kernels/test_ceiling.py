@@ -16,7 +16,6 @@ from comparison_runs import make_run
 from torch.utils.flop_counter import FlopCounterMode
 from trace_events import examined
 
-from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import CeilingRecord, attained_bus, find_ceiling, roofline, store_ceiling
 from lmbench.kernels.recording import ceiling
@@ -54,16 +53,15 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
     assert moved == 2 * copy().nbytes == 2 * ceiling.CPU_COPY_BYTES
 
 
-def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, printed, monkeypatch):
     # A product in bfloat16 takes seconds on a CPU without instructions for it.
     monkeypatch.setattr(ceiling, "CPU_MATMUL_SIZE", 64)
     monkeypatch.setattr(ceiling, "CPU_COPY_BYTES", 2**20)
     words = ["--sustained_s=0.01", f"--results_dir={tmp_path}", "--collectives", "--ranks=2", "--budget=0.1s", "--json"]
-    assert main(["ceiling", *words]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    rates = json.loads(printed("ceiling", *words))["rates"]
     (path,) = tmp_path.glob("ceiling_*")
     record = decode(path.read_bytes(), CeilingRecord)
-    assert printed["rates"] == as_dict(record)["rates"]
+    assert rates == as_dict(record)["rates"]
     assert [rate.name for rate in record.rates] == ["bf16", "fp32", "copy"]
     # Bandwidths are those of nccl-tests: (n - 1) / n is a half between two ranks, and an all-reduce counts twice.
     factors = {"all-reduce": 1, "all-gather": 0.5, "reduce-scatter": 0.5, "all-to-all": 0.5, "broadcast": 1}
@@ -205,17 +203,16 @@ phases: {backward: {mean_s: 0.5}}
 """)
 
 
-def bounds_of(folder, capsys, strategy):
+def bounds_of(folder, printed, strategy):
     """The rows of `lmbench ceiling RUN` for a run with this strategy, beside a ceiling of collectives."""
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
     (folder / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
     run = make_run(folder / "runs", **BOUND, config={"trainer": {"strategy": strategy}})
-    assert main(["ceiling", str(run), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["tables"]["bounds"]
+    return json.loads(printed("ceiling", run, "--json"))["tables"]["bounds"]
 
 
-def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, capsys):
-    rows = bounds_of(tmp_path, capsys, "ddp")
+def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, printed):
+    rows = bounds_of(tmp_path, printed, "ddp")
     # 10 000 tokens a rank; 4 GB of gradients, 2 GB of gathered parameters, 20 MB of activations.
     forward_s = 10_000 * 2e9 / 6.6e14
     ddp, gathering, scattering, tensor, _ = rows
@@ -233,8 +230,8 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
 @pytest.mark.parametrize(
     ("options", "measured"), yaml.safe_load("[[{prefetch: 2}, [0.5]], [{tensor_parallel_size: 2}, []]]")
 )
-def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, capsys):
-    rows = bounds_of(tmp_path, capsys, {"class_path": "lmbench.ModelParallel", "init_args": options})
+def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, printed):
+    rows = bounds_of(tmp_path, printed, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from typing import NamedTuple
 
 import pytest
 import yaml
@@ -16,32 +15,26 @@ from lmbench.kernels.findings import examine
 LATENCY_US, GAP_US, LAUNCH_US = 2.3, 1.1, 4.0
 
 
-class Plan(NamedTuple):
-    """A phase of a planted step: launches, the host's time between them, and the duration of each kernel."""
+def simulated(phases, steps):
+    """The trace of a device with a queue: a kernel starts once it was launched and the kernel before it has ended.
 
-    phase: str
-    launches: int
-    host_us: float
-    kernel_us: float
-
-
-def simulated(steps):
-    """The trace of a device with a queue: a kernel starts once it was launched and the kernel before it has ended."""
+    Each phase of a step has a number of launches, the host's time between them, and the duration of each kernel, in us.
+    """
     trace = HandWritten()
     host = device = 0.0
-    for index, plans in enumerate(steps):
+    for index in range(steps):
         begin = host
-        for plan in plans:
+        for phase, (launches, host_us, kernel_us) in phases.items():
             start = host
             host += 5.0
-            for _ in range(plan.launches):
+            for _ in range(launches):
                 at = round(max(host + LAUNCH_US + LATENCY_US, device + GAP_US), 3)
-                trace.launched(round(host, 3), "k", at, plan.kernel_us)
-                device = at + plan.kernel_us
-                host += LAUNCH_US + plan.host_us
-            trace.phase(plan.phase, round(start, 3), round(host - start, 3))
+                trace.launched(round(host, 3), "k", at, kernel_us)
+                device = at + kernel_us
+                host += LAUNCH_US + host_us
+            trace.phase(phase, round(start, 3), round(host - start, 3))
         trace.step(index, round(begin, 3), round(host - begin, 3))
-    trace.metadata["steps"] = len(steps)
+    trace.metadata["steps"] = steps
     return trace
 
 
@@ -139,8 +132,7 @@ def test_planted_times_have_their_phase_and_cause(trace, expected):
 
 
 def test_a_host_that_is_ahead_leaves_gaps_and_the_first_step_is_not_clocked():
-    step = [Plan("forward", 50, 0.0, 100.0), Plan("backward", 50, 0.0, 200.0)]
-    findings = simulated([step] * 3).examined()
+    findings = simulated({"forward": [50, 0, 100], "backward": [50, 0, 200]}, 3).examined()
     phases = findings.clocks.phases
     assert findings.graph.steps == 2
     assert phases.queued_gap_s.tolist() == pytest.approx([50 * GAP_US * 1e-6] * 2, rel=0.03)

@@ -118,13 +118,15 @@ one_id:
 # Launches into a graph, and the call that replays it, of a capture that the trace has as a whole, without its end and
 # without its beginning.
 capture:
-- [launch, 1, 0, 4, {name: hipStreamBeginCapture}]
+- &begin [launch, 1, 0, 4, {name: hipStreamBeginCapture}]
 - &into [launch, 2, 20, 4, {name: hipExtModuleLaunchKernel}]
 - &end [launch, 3, 80, 4, {name: hipStreamEndCapture}]
 - &replay [launch, 4, 100, 4, {name: hipGraphLaunch}]
 - &replayed [kernel, 4, Cijk_Alik_Bljk_BBS_BH, 120, 9]
 capture_without_end: [[launch, 1, 0, 4, {name: cudaStreamBeginCapture}], *into, *replay, *replayed]
 capture_without_beginning: [*into, *end, *replay, *replayed]
+# A launch after the capture, whose kernel the trace lost.
+capture_and_loss: [*begin, *into, *end, *replay, *replayed, [launch, 5, 140]]
 # A fill of no bytes starts no kernel.
 fill: [[launch, 1, 80, 4, {name: cudaMemsetAsync}], *replay, *replayed]
 two_steps:
@@ -150,7 +152,13 @@ def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it():
 
 @pytest.mark.parametrize(
     ("trace", "missing"),
-    yaml.safe_load("[[capture, 0], [capture_without_end, 0], [capture_without_beginning, 1], [fill, 0]]"),
+    yaml.safe_load("""
+- [capture, 0]
+- [capture_without_end, 0]
+- [capture_without_beginning, 1]
+- [capture_and_loss, 1]
+- [fill, 0]
+"""),
 )
 def test_a_launch_that_starts_nothing_does_not_miss_a_kernel(trace, missing):
     findings = PLANTED[trace].examined()

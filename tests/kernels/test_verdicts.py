@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 from tables import rows
-from test_clocks import Plan, simulated
+from test_clocks import simulated
 from trace_events import planted
 
 from lmbench.kernels.findings import examine
@@ -24,8 +24,8 @@ def run_folder(path, trace, **facts):
 
 
 def twice(phases, *kernels):
-    """A trace of two steps, each with the plans of these phases, whose kernels have these names in turn."""
-    trace = simulated([[Plan(phase, *plan) for phase, plan in phases.items()]] * 2)
+    """A trace of two steps with these phases, whose kernels have these names in turn."""
+    trace = simulated(phases, 2)
     for index, event in enumerate(event for event in trace.events if event["cat"] == "kernel"):
         event["name"] = kernels[index % len(kernels)]
     for event in [event for event in trace.events if event["cat"] == "cuda_runtime" and kernels == (SOFTMAX,)]:
