@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import yaml
 from simulated_convergence import rates
 
 from lmbench.convergence.judgement import Curve, judge, steps_to_loss
@@ -14,75 +15,64 @@ STEPS, MOST = 120, 300
 NAN = math.nan
 
 
-def curve_of(losses, norms=None, skipped=()):
-    norms = np.ones(len(losses)) if norms is None else norms
-    return Curve(np.array(losses), np.array(norms), np.isin(np.arange(len(losses)), list(skipped)))
+def trained(
+    seed=0, offset=0.0, scale=1.0, noise=0.0, steps=STEPS, losses=(NAN, 0, 0), norms=(NAN, 0, 0), skipped=(0, 0)
+):
+    """A curve that falls from 6 nat, with the bumps of the batches, which are the same for all seeds.
 
-
-def trained(seed, offset=0.0, scale=1.0, noise=0.0, steps=STEPS):
-    """A curve that falls from 6 nat, with the bumps of the batches, which are the same for all seeds."""
+    A value takes the place of the losses or norms from one step to another; the scaler skips steps from one to another.
+    """
     bumps, noises = np.random.default_rng(99), np.random.default_rng(seed)
     level = 0.02 * noises.normal() + offset
-    losses = 4 + 2 * np.exp(-np.arange(MOST) / 40) + 0.1 * bumps.normal(size=MOST) + level
-    losses += noise * noises.normal(size=MOST)
-    norms = scale * np.exp(0.1 * bumps.normal(size=MOST) + 0.01 * noises.normal())
-    return curve_of(losses, norms).first(steps)
-
-
-def changed(losses=None, norms=None, skipped=()):
-    """The first seed's curve with some values replaced, as a series or by step, and with skipped steps."""
-    curve = trained(0)
-    series = [np.array(curve.losses), np.array(curve.norms)]
-    for values, change in zip(series, (losses, norms), strict=True):
-        for step, value in (change if isinstance(change, dict) else dict(enumerate(change or ()))).items():
-            values[step] = value
-    return curve_of(*series, skipped)
+    curve = 4 + 2 * np.exp(-np.arange(MOST) / 40) + 0.1 * bumps.normal(size=MOST) + level
+    curve += noise * noises.normal(size=MOST)
+    lengths, is_skipped = scale * np.exp(0.1 * bumps.normal(size=MOST) + 0.01 * noises.normal()), np.zeros(MOST, bool)
+    for values, (value, begin, end) in ((curve, losses), (lengths, norms), (is_skipped, (True, *skipped))):
+        values[begin:end] = value
+    return Curve(curve, lengths, is_skipped).first(steps)
 
 
 BASELINE = {seed: trained(seed) for seed in range(5)}
-CASES = {
-    "the same again": (trained(0), "yes", ""),
-    "rounded": (trained(0, noise=1e-3), "yes", ""),
-    "the scaler skipped some": (changed(norms={3: math.inf, 100: math.inf}, skipped=(3, 100)), "yes", ""),
-    "no norms were recorded": (changed(norms=[NAN] * STEPS), "yes", ""),
-    "gradients three times as long": (trained(0, scale=3.0), "NO: gradient norm", "gradient norm x3, limit"),
-    "no gradient": (changed(norms=[0.0] * STEPS), "NO: gradient norm", "gradient norm x0, limit"),
-    "nothing is updated": (changed([6.0] * STEPS), "NO: loss", "nat, limit"),
-    "half a nat worse": (trained(0, offset=0.5), "NO: loss", "loss +0.5 nat, limit"),
-    "nan from step 50": (
-        changed(dict.fromkeys(range(50, STEPS), NAN)), "NO: not finite from step 50",
-        "the loss is not finite from step 50 on",
-    ),
-    "every step skipped": (
-        changed(skipped=range(STEPS)), "NO: loss", "loss nan nat, limit",
-    ),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_broken_is_told_with_its_figure_and_what_is_only_rounded_is_not(name):
-    curve, words, why = CASES[name]
-    judgement = judge({0: curve}, BASELINE)
+@pytest.mark.parametrize(
+    ("settings", "words", "why"),
+    yaml.safe_load("""
+- [{}, "yes", null]
+- [{noise: 0.001}, "yes", null]
+# The scaler skipped some, whose losses and norms do not count; no norms were recorded.
+- [{losses: [.nan, 100, 102], skipped: [100, 102]}, "yes", null]
+- [{losses: [99, 100, 102], skipped: [100, 102]}, "yes", null]
+- [{norms: [.inf, 100, 102], skipped: [100, 102]}, "yes", null]
+- [{norms: [.nan, 0, 120]}, "yes", null]
+- [{scale: 3.0}, "NO: gradient norm", "gradient norm x3, limit"]
+- [{norms: [0, 0, 120]}, "NO: gradient norm", "gradient norm x0, limit"]
+# Nothing is updated.
+- [{losses: [6.0, 0, 120]}, "NO: loss", "nat, limit"]
+- [{offset: 0.5}, "NO: loss", "loss +0.5 nat, limit"]
+- [{losses: [.nan, 50, 120]}, "NO: not finite from step 50", the loss is not finite from step 50 on]
+- [{skipped: [0, 120]}, "NO: loss", "loss nan nat, limit"]
+"""),
+)
+def test_what_is_broken_is_told_with_its_figure_and_what_is_only_rounded_is_not(settings, words, why):
+    judgement = judge({0: trained(**settings)}, BASELINE)
     assert (judgement.follows, judgement.words) == (words == "yes", words)
     assert why in judgement.why if why else not judgement.why
 
 
-NOT_JUDGED = {
-    "two seeds": ({s: trained(s) for s in range(2)}, "the baseline has 2 of the 3 seeds"),
-    "other seeds": ({s: trained(s) for s in range(5, 9)}, "no run of the baseline has its seed and data"),
-    "seeds that are none": (dict.fromkeys(range(4), trained(0)), "the baseline's seeds make no difference"),
-    "few steps": ({s: trained(s, steps=12) for s in range(5)}, "12 steps, of which 20 are needed"),
-    "a broken baseline": (
-        {s: changed([NAN] * STEPS) for s in range(4)}, "the baseline's own loss is not finite",
-    ),
-    "no baseline": ({}, "the baseline has no run that ended well"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NOT_JUDGED)
-def test_what_cannot_be_judged_says_why(name):
-    baseline, reason = NOT_JUDGED[name]
-    judgement = judge({0: trained(0)}, baseline)
+@pytest.mark.parametrize(
+    ("seeds", "settings", "reason"),
+    yaml.safe_load("""
+- [[0, 1], {}, the baseline has 2 of the 3 seeds]
+- [[5, 6, 7, 8], {}, no run of the baseline has its seed and data]
+- [[0, 1, 2, 3], {seed: 0}, the baseline's seeds make no difference]
+- [[0, 1, 2, 3, 4], {steps: 12}, "12 steps, of which 20 are needed"]
+- [[0, 1, 2, 3], {losses: [.nan, 0, 120]}, the baseline's own loss is not finite]
+- [[], {}, the baseline has no run that ended well]
+"""),
+)
+def test_what_cannot_be_judged_says_why(seeds, settings, reason):
+    judgement = judge({0: trained()}, {seed: trained(**{"seed": seed, **settings}) for seed in seeds})
     assert judgement.follows is None
     assert judgement.words.startswith(f"not judged: {reason}")
 
@@ -121,7 +111,10 @@ def test_the_simulated_rates_are_what_the_module_says():
 
 
 def test_a_row_that_learns_half_as_fast_takes_twice_the_steps():
-    falling, slower = curve_of(6 - 0.01 * np.arange(200)), curve_of(6 - 0.005 * np.arange(400))
+    falling, slower = (
+        Curve(6 - speed * np.arange(steps), np.ones(steps), np.zeros(steps, bool))
+        for speed, steps in ((0.01, 200), (0.005, 400))
+    )
     steps, slower_steps = steps_to_loss(falling, falling), steps_to_loss(slower, falling)
     # Both are smoothed over the same 20 steps, which delays them by 9.5 steps.
     assert (steps, slower_steps - 10.5) == pytest.approx((150, 2 * (150 - 10.5)))

@@ -17,23 +17,34 @@ from lmbench.configs import shipped_studies
 
 HERE = Path(__file__).parents[1] / "kernels"
 FAULTS = ("scale", "nan", "still")
-FP32, BF16 = (
-    {"trainer.precision": precision, "measure.matmul_precision": "highest"} for precision in ("32-true", "bf16-mixed")
-)
-#: Changes that make `tiny_convergence` even smaller, with a module that has a fault in bf16.
-SMALLER = {
-    "model": "planted_trainings.Planted", "model.size": "tiny", "model.vocab_size": 300, "model.learning_rate": 3e-3,
-    "data.text_files": [f"{HERE}/test_*.py"], "data.batch_size": 2, "data.context_length": 32,
-    "data.num_batches": 45, "measure.steps": 40, "measure.probe_steps": 0,
-}  # fmt: skip
+#: `tiny_convergence` is even smaller by this base, and has a module with a fault in bf16.
+SMALLER = f"""
+base:
+  model: planted_trainings.Planted
+  model.size: tiny
+  model.vocab_size: 300
+  model.learning_rate: 0.003
+  data.text_files: ["{HERE}/test_*.py"]
+  data.batch_size: 2
+  data.context_length: 32
+  data.num_batches: 45
+  measure.steps: 40
+  measure.probe_steps: 0
+precision:
+- {{trainer.precision: 32-true, measure.matmul_precision: highest}}
+- &bf16 {{trainer.precision: bf16-mixed, measure.matmul_precision: highest}}
+faults:
+- {{<<: *bf16, model.fault: scale}}
+- {{<<: *bf16, model.fault: nan}}
+- {{<<: *bf16, model.fault: still}}
+"""
 
 
 def planted_study():
-    study = yaml.safe_load(shipped_studies()["tiny_convergence"].read_text())
-    faults = [{**BF16, "model.fault": fault} for fault in FAULTS]
-    study["base"] |= SMALLER
-    study["matrix"]["precision"] = [FP32, BF16]
-    study["include"] = [*study["include"][:2], *faults]
+    study, smaller = yaml.safe_load(shipped_studies()["tiny_convergence"].read_text()), yaml.safe_load(SMALLER)
+    study["base"] |= smaller["base"]
+    study["matrix"]["precision"] = smaller["precision"]
+    study["include"] = [*study["include"][:2], *smaller["faults"]]
     return study
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import warm_server
+from tables import rows
 
 from lmbench.data import corpus as corpora
 from lmbench.data.corpus import corpus_tokens, open_corpus, standard_library
@@ -97,12 +98,12 @@ def test_the_default_corpus_is_the_standard_library_without_tests():
 
 @pytest.mark.parametrize(
     ("entry", "message"),
-    [
-        ("none.txt", "none.txt is no file"),
-        ("*.md", r"\*.md is no file; name files, or a pattern such as"),
-        ("folder", "folder is no file"),
-        ("*.txt", "are all empty"),
-    ],
+    rows(r"""
+none.txt | none.txt is no file
+*.md | \*.md is no file; name files, or a pattern such as
+folder | folder is no file
+*.txt | are all empty
+"""),
 )
 def test_missing_and_empty_files_are_named(entry, message, tmp_path):
     (tmp_path / "empty.txt").write_text("")

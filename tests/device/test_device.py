@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import LightningModule
 from planted_device import OnMeta, PlantedDevice
 from torch import nn
@@ -136,16 +137,23 @@ class AmdError(Exception):
     pass
 
 
+#: What ROCm 7 answers about one card.
+CARD = """
+gpu_device_bdf: "0000:c1:00.0"
+gpu_board_info: {model_number: 102-D65209}
+gpu_device_uuid: 99ff74a1-0000-1000-80ff-d28d57a0cb14
+gpu_driver_info: {driver_version: 6.12.12}
+power_cap_info: {power_cap: 750000000}
+power_info: {socket_power: 141, average_socket_power: N/A}
+energy_count: {energy_accumulator: 2000000, counter_resolution: 15.3}
+temp_metric: 51
+gpu_process_list: []
+"""
+
+
 def amdsmi(**functions):
-    """A library that answers as ROCm 7 does about one card, at PCI address 0000:c1:00.0."""
-    answers = {
-        "gpu_device_bdf": "0000:c1:00.0", "gpu_board_info": {"model_number": "102-D65209"},
-        "gpu_device_uuid": "99ff74a1-0000-1000-80ff-d28d57a0cb14", "gpu_driver_info": {"driver_version": "6.12.12"},
-        "power_cap_info": {"power_cap": 750_000_000},
-        "power_info": {"socket_power": 141, "average_socket_power": "N/A"},
-        "energy_count": {"energy_accumulator": 2_000_000, "counter_resolution": 15.3}, "temp_metric": 51,
-        "gpu_process_list": [],
-    } | functions  # fmt: skip
+    """A library that knows one card."""
+    answers = yaml.safe_load(CARD) | functions
     clocks = {"gfx": {"clk": 2100}}
 
     def refuse(*_):

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from lmbench.autocast import autocast_lists
 from lmbench.callbacks import DtypeRecorder, MeasurementSession
-from lmbench.cli import main
 from lmbench.dtypes.answer import DTYPES_FILE, read_notes
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.window import Schedule
@@ -21,8 +20,6 @@ from lmbench.records.load import load_run
 
 from conftest import QUIET, SlowBatches, quiet_trainer
 
-SHORT = ["--trainer.accelerator", "cpu", "--measure.steps", "2", "--measure.warmup_steps", "1",
-         "--measure.probe_steps", "1", "--quiet"]  # fmt: skip
 LOWER, FLOAT32 = "autocast's lower-precision list", "autocast's float32 list"
 #: A call on a tensor for each operator.
 CALLS = {
@@ -197,19 +194,12 @@ def test_without_probe_steps_there_is_a_reason_and_validation_has_no_gradients(s
     assert (kinds["gradients"], kinds["optimizer_state"], kinds["loss"]) == ({}, {}, {"float32": 1})
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toys")
-    words = ["--measure.results_dir", str(folder), "--measure.run_id", "fp16"]
-    assert main(["fit", "--config", "toy_fp16", *SHORT, *words]) == 0
-    return folder
-
-
-def test_the_command_shows_a_run_with_reasons(toys, capsys):
-    assert main(["dtypes", str(toys / "fp16"), "--json"]) == 0
-    tables = json.loads(capsys.readouterr().out)["tables"]
+def test_the_command_shows_a_run_with_reasons(tmp_path, printed):
+    words = ["--trainer.accelerator=cpu", "--measure.steps=2", "--measure.warmup_steps=1", "--measure.probe_steps=1"]
+    printed("fit", "toy_fp16", *words, f"--measure.results_dir={tmp_path}", "--measure.run_id=fp16")
+    tables = json.loads(printed("dtypes", tmp_path / "fp16", "--json"))["tables"]
     reasons = {row["tensors"]: row["why"] for row in tables["tensors"]}
     assert "multiplied by the loss scale 65536" in reasons["gradients"]
     linear = {"operator": "linear", "count": 1, "given": "float32 x 2", "gives": "float16", "why": LOWER}
     assert linear in tables["operators"]
-    assert any("float16" in repair for repair in load_run(toys / "fp16").record.repairs)
+    assert any("float16" in repair for repair in load_run(tmp_path / "fp16").record.repairs)

@@ -116,21 +116,21 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
 
 
 @pytest.mark.parametrize(
-    ("pids", "has_context", "others"),
-    [
-        ([os.getpid()], True, ([], 0)),
-        ([os.getpid(), 7, 5], True, ([5, 7], 2)),
-        ([7], False, ([7], 1)),
-        ([], False, ([], 0)),
-        # A container with other process ids, hidden processes, an unsupported query.
-        ([90_001, 90_002], True, (None, 1)),
-        ([], True, (None, None)),
-        (None, True, (None, None)),
-    ],
+    ("pids", "has_context", "named", "count"),
+    yaml.safe_load(f"""
+- [[{os.getpid()}], true, [], 0]
+- [[{os.getpid()}, 7, 5], true, [5, 7], 2]
+- [[7], false, [7], 1]
+- [[], false, [], 0]
+# A container with other process ids, hidden processes, an unsupported query.
+- [[90001, 90002], true, null, 1]
+- [[], true, null, null]
+- [null, true, null, null]
+"""),
 )
-def test_other_processes_are_named_counted_or_unknown(pids, has_context, others, monkeypatch):
+def test_other_processes_are_named_counted_or_unknown(pids, has_context, named, count, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_context)
-    assert other_processes(pids) == others
+    assert other_processes(pids) == (named, count)
 
 
 def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():

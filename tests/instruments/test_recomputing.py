@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import yaml
 from fit_process import measure_here
 from strangers import Failing
 from torch import nn
@@ -55,12 +58,9 @@ def gradients(net, options):
     net.zero_grad()
     for block in net.blocks:
         block.runs = 0
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        if options is None:
-            net(x).backward()
-        else:
-            with recompute_in_place(net, options):
-                net(x).backward()
+    recomputed = recompute_in_place(net, options) if options else nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), recomputed:
+        net(x).backward()
     return (
         {name: p.grad.clone() for name, p in net.named_parameters()},
         sum(saved.values()),
@@ -70,21 +70,21 @@ def gradients(net, options):
 
 @pytest.mark.parametrize("is_tuple", [False, True])
 @pytest.mark.parametrize(
-    ("options", "runs"),
-    [
-        (RecomputeOptions(), [2] * 6),
-        (RecomputeOptions(first=2), [2, 2, 1, 1, 1, 1]),
-        (RecomputeOptions(group=4), [2] * 6),
-        (RecomputeOptions(group=3, nested=True), [3, 3, 2, 3, 3, 2]),
-        (RecomputeOptions(keep="matmuls"), [2] * 6),
-        (RecomputeOptions(keep="all", offload=True), [1] * 6),
-        (RecomputeOptions(offload=True), [2] * 6),
-    ],
+    ("settings", "runs"),
+    yaml.safe_load("""
+- [{}, [2, 2, 2, 2, 2, 2]]
+- [{first: 2}, [2, 2, 1, 1, 1, 1]]
+- [{group: 4}, [2, 2, 2, 2, 2, 2]]
+- [{group: 3, nested: true}, [3, 3, 2, 3, 3, 2]]
+- [{keep: matmuls}, [2, 2, 2, 2, 2, 2]]
+- [{keep: all, offload: true}, [1, 1, 1, 1, 1, 1]]
+- [{offload: true}, [2, 2, 2, 2, 2, 2]]
+"""),
 )
-def test_gradients_are_the_same_and_blocks_run_again_as_asked(options, runs, is_tuple):
+def test_gradients_are_the_same_and_blocks_run_again_as_asked(settings, runs, is_tuple):
     net = Net(is_tuple)
     expected, saved_bytes, _ = gradients(net, None)
-    found, recomputed_bytes, found_runs = gradients(net, options)
+    found, recomputed_bytes, found_runs = gradients(net, RecomputeOptions(**settings))
     for name, gradient in expected.items():
         assert torch.equal(gradient, found[name]), name
     assert found_runs == runs
@@ -136,9 +136,12 @@ def test_a_module_that_fails_has_its_blocks_back():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"group": 0}, "at least 1"), ({"group": 2, "keep": "matmuls"}, "keep inputs"),
-     ({"offload": True, "keep": "matmuls"}, "keep inputs or all")],
-)  # fmt: skip
+    yaml.safe_load("""
+- [{group: 0}, at least 1]
+- [{group: 2, keep: matmuls}, keep inputs]
+- [{offload: true, keep: matmuls}, keep inputs or all]
+"""),
+)
 def test_settings_that_exclude_each_other_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         RecomputeOptions(**settings)
@@ -159,11 +162,8 @@ def test_a_run_records_what_is_computed_again_and_counts_its_flops():
     assert measure_here(model, (tokens[0], tokens[1])).record.model.checkpoint == "none"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [RecomputeOptions(), RecomputeOptions(first=2), RecomputeOptions(group=2), RecomputeOptions(keep="matmuls")],
-)
-def test_blocks_of_transformers_are_computed_again_without_a_cache(options):
+@pytest.mark.parametrize("settings", yaml.safe_load("[{}, {first: 2}, {group: 2}, {keep: matmuls}]"))
+def test_blocks_of_transformers_are_computed_again_without_a_cache(settings):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2
@@ -180,7 +180,7 @@ def test_blocks_of_transformers_are_computed_again_without_a_cache(options):
         return [parameter.grad.clone() for parameter in network.parameters()], len(layers)
 
     plain, count = grown()
-    with recompute_in_place(network, options):
+    with recompute_in_place(network, RecomputeOptions(**settings)):
         again, kept = grown()
-    assert (count, kept) == (4, 4 - (options.first or 4))
+    assert (count, kept) == (4, 4 - settings.get("first", 4))
     torch.testing.assert_close(again, plain)

@@ -11,11 +11,11 @@ import msgspec
 import pandas as pd
 import pytest
 import torch
+import yaml
 from comparison_runs import make_run
 from torch.utils.flop_counter import FlopCounterMode
 from trace_events import examined
 
-from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import CeilingRecord, attained_bus, find_ceiling, roofline, store_ceiling
 from lmbench.kernels.recording import ceiling
@@ -53,16 +53,15 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
     assert moved == 2 * copy().nbytes == 2 * ceiling.CPU_COPY_BYTES
 
 
-def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, printed, monkeypatch):
     # A product in bfloat16 takes seconds on a CPU without instructions for it.
     monkeypatch.setattr(ceiling, "CPU_MATMUL_SIZE", 64)
     monkeypatch.setattr(ceiling, "CPU_COPY_BYTES", 2**20)
     words = ["--sustained_s=0.01", f"--results_dir={tmp_path}", "--collectives", "--ranks=2", "--budget=0.1s", "--json"]
-    assert main(["ceiling", *words]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    rates = json.loads(printed("ceiling", *words))["rates"]
     (path,) = tmp_path.glob("ceiling_*")
     record = decode(path.read_bytes(), CeilingRecord)
-    assert printed["rates"] == as_dict(record)["rates"]
+    assert rates == as_dict(record)["rates"]
     assert [rate.name for rate in record.rates] == ["bf16", "fp32", "copy"]
     # Bandwidths are those of nccl-tests: (n - 1) / n is a half between two ranks, and an all-reduce counts twice.
     factors = {"all-reduce": 1, "all-gather": 0.5, "reduce-scatter": 0.5, "all-to-all": 0.5, "broadcast": 1}
@@ -80,10 +79,12 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, monk
 # The size `small`, at batch 4 and context 512.
 WIDTH, WIDE, LAYERS, VOCABULARY, TOKENS, CONTEXT = 768, 3072, 12, 10_000, 2048, 512
 H200 = {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}}
-FULL = {
-    "flops": {"per_token_flops": 260726784, "causal_per_token_flops": 251289600, "multiplier": 1, "reason": None},
-    "window": {"tokens": 2 * TOKENS, "steps": 2}, "environment": H200, "world_size": 1,
-}  # fmt: skip
+FULL = yaml.safe_load("""
+flops: {per_token_flops: 260726784, causal_per_token_flops: 251289600, multiplier: 1, reason: null}
+window: {tokens: 4096, steps: 2}
+environment: {gpu: {name: NVIDIA H200, power_limit_w: 700.0}}
+world_size: 1
+""")
 
 
 def with_run(name, **changes):
@@ -110,15 +111,19 @@ def rows(findings):
 
 
 def ceiling_record(gpu="NVIDIA H200", day=1, collectives=(), torch_version="2.11.0"):
-    rates = [("bf16", 8e14, 6.6e14), ("fp32", 5.08e13, 5.0e13), ("copy", 4.4e12, 4.3e12)]
-    environment = {"gpu": {**H200["gpu"], "name": gpu}, "versions": {"torch": torch_version}}
-    times = dict.fromkeys(("seconds", "compute_s", "together_s"), 1.0)
+    """A stored ceiling with collectives of a kind, ranks, bytes and bytes/s."""
+    record = yaml.safe_load(f"""
+schema_version: 1
+measured_at: '2026-11-0{day}'
+environment: {{gpu: {{name: {gpu}, power_limit_w: 700.0}}, versions: {{torch: {torch_version}}}}}
+rates:
+- {{name: bf16, burst_per_s: 8.0e+14, sustained_per_s: 6.6e+14, seconds: 3.0}}
+- {{name: fp32, burst_per_s: 5.08e+13, sustained_per_s: 5.0e+13, seconds: 3.0}}
+- {{name: copy, burst_per_s: 4.4e+12, sustained_per_s: 4.3e+12, seconds: 3.0}}
+""")
     names = ("collective", "ranks", "message_bytes", "bus_bytes_per_s")
-    return {
-        "schema_version": 1, "measured_at": f"2026-11-{day:02d}", "environment": environment,
-        "rates": [{"name": n, "burst_per_s": b, "sustained_per_s": held, "seconds": 3.0} for n, b, held in rates],
-        "collectives": [{**times, **dict(zip(names, values, strict=True))} for values in collectives],
-    }  # fmt: skip
+    times = dict.fromkeys(("seconds", "compute_s", "together_s"), 1.0)
+    return record | {"collectives": [{**times, **dict(zip(names, values, strict=True))} for values in collectives]}
 
 
 def test_rates_measured_again_keep_the_collectives_of_the_same_versions(tmp_path):
@@ -161,22 +166,24 @@ def test_unknown_figures_of_a_foreign_model_have_reasons():
     assert [recomputed[f"matmul {name}"]["work"] is None for name in ("forward", "backward")] == [False, True]
 
 
-def test_a_collective_needs_two_ranks(capsys):
-    assert main(["ceiling", "--collectives", "--ranks=1"]) == 2
-    assert "collectives need 2 or more" in capsys.readouterr().err
+RATES = """
+- [all-reduce, 2, 1000000, 1.0e+10]
+- [all-reduce, 2, 100000000, 3.0e+10]
+- [all-reduce, 8, 1000000, 5.0e+9]
+"""
+CALLS = """
+- {collective: all-reduce, calls: 2.0, message_bytes: 2.0e+7, bus_bytes_per_s: 1.5e+10}
+- {collective: broadcast, calls: 1.0, message_bytes: 1.0e+6, bus_bytes_per_s: 1.0e+9}
+"""
 
 
 def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ranks(tmp_path):
-    rates = [("all-reduce", *values) for values in ((2, 10**6, 10e9), (2, 10**8, 30e9), (8, 10**6, 5e9))]
-    text = json.dumps(ceiling_record(collectives=rates))
+    text = json.dumps(ceiling_record(collectives=yaml.safe_load(RATES)))
     record = decode(text.encode(), CeilingRecord)
     bus = [record.bus_bytes_per_s("all-reduce", *at) for at in ((2, 10**7), (3, 10**9), (7, 10**7))]
     assert bus == pytest.approx([20e9, 30e9, 5e9])
     # A collective of a trace is compared with the same one of the ceiling, if that has it.
-    calls = pd.DataFrame({
-        "collective": ["all-reduce", "broadcast"], "calls": [2.0, 1.0], "message_bytes": [2e7, 1e6],
-        "bus_bytes_per_s": [15e9, 1e9],
-    })  # fmt: skip
+    calls = pd.DataFrame(yaml.safe_load(CALLS))
     findings = below(tmp_path, compiled())
     assert "bus_fraction" not in attained_bus(findings, calls)
     (tmp_path / "ceiling_x.json").write_text(text)
@@ -184,29 +191,28 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
     assert (fractions[0], math.isnan(fractions[1])) == (pytest.approx(0.75), True)
 
 
-BOUND = {
-    "flops": {"per_token_flops": 6 * 10**9, "multiplier": 3}, "environment": H200, "world_size": 4,
-    "model": {"trainable_parameter_count": 10**9, "d_model": 1000, "num_layers": 10}, "window__tokens": 40_000,
-    "window__steps": 1, "precision": "bf16-mixed", "phases": {"backward": {"mean_s": 0.5}},
-}  # fmt: skip
+BOUND = yaml.safe_load("""
+flops: {per_token_flops: 6000000000, multiplier: 3}
+environment: {gpu: {name: NVIDIA H200, power_limit_w: 700.0}}
+world_size: 4
+model: {trainable_parameter_count: 1000000000, d_model: 1000, num_layers: 10}
+window__tokens: 40000
+window__steps: 1
+precision: bf16-mixed
+phases: {backward: {mean_s: 0.5}}
+""")
 
 
-def bounds_of(folder, capsys, strategy):
+def bounds_of(folder, printed, strategy):
     """The rows of `lmbench ceiling RUN` for a run with this strategy, beside a ceiling of collectives."""
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
     (folder / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
     run = make_run(folder / "runs", **BOUND, config={"trainer": {"strategy": strategy}})
-    assert main(["ceiling", str(run), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["tables"]["bounds"]
+    return json.loads(printed("ceiling", run, "--json"))["tables"]["bounds"]
 
 
-def test_a_run_without_collectives_of_its_machine_names_the_command_that_measures_them(tmp_path, capsys):
-    assert main(["ceiling", str(make_run(tmp_path / "runs", **BOUND))]) == 2
-    assert "`lmbench ceiling --collectives` measures them" in capsys.readouterr().err
-
-
-def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, capsys):
-    rows = bounds_of(tmp_path, capsys, "ddp")
+def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, printed):
+    rows = bounds_of(tmp_path, printed, "ddp")
     # 10 000 tokens a rank; 4 GB of gradients, 2 GB of gathered parameters, 20 MB of activations.
     forward_s = 10_000 * 2e9 / 6.6e14
     ddp, gathering, scattering, tensor, _ = rows
@@ -221,9 +227,11 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
     assert scattering["least_tokens"] == pytest.approx(10_000 * 0.045 / (2 * forward_s))
 
 
-@pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
-def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, capsys):
-    rows = bounds_of(tmp_path, capsys, {"class_path": "lmbench.ModelParallel", "init_args": options})
+@pytest.mark.parametrize(
+    ("options", "measured"), yaml.safe_load("[[{prefetch: 2}, [0.5]], [{tensor_parallel_size: 2}, []]]")
+)
+def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, printed):
+    rows = bounds_of(tmp_path, printed, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured
 
 

@@ -3,68 +3,82 @@
 from __future__ import annotations
 
 import pytest
+import yaml
+from tables import rows
 from trace_events import examined
 
 from lmbench.kernels.compiled import parts_of_call, read_graphs
 from lmbench.kernels.names import kind_of
 from lmbench.kernels.trace_notes import GraphNotes
 
-NORM, SILU, MM = "triton_per_fused_mean_0", "triton_poi_fused_silu_1", "extern_kernels.mm"
-UNLISTED = "triton_per_fused_unlisted_7"
-GEMM, SPLIT_SUM = "nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", "void cublasLt::splitKreduce_kernel<32, 16, int>(int)"
-ADDED = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)"
-FILL = "Memset (Device)"
-FLASH, COMBINE = "flash::flash_fwd_splitkv_kernel<int>(int)", "flash::flash_fwd_splitkv_combine_kernel<int>(int)"
-FLASH_CALL = "aten._scaled_dot_product_flash_attention.default"
-
-
-def graph_of(*launches):
-    """A graph from pairs of a kernel's name and paths of modules, with `+` between several paths."""
-    kernels = [(name, [f"net.blocks.0.{path}" for path in paths.split("+")]) for name, paths in launches]
-    return read_graphs([GraphNotes(kernels)], {})
-
-
-TWO_MODULES = graph_of(
-    (NORM, "attention_norm"), (MM, "attention.output"), (MM, "ffn.up"), (SILU, "ffn"), (MM, "ffn.down")
+KERNELS = dict(
+    rows("""
+norm | triton_per_fused_mean_0
+silu | triton_poi_fused_silu_1
+other | triton_poi_fused_other_0
+unlisted | triton_per_fused_unlisted_7
+mm | extern_kernels.mm
+sort | aten.sort.default
+attention | aten._scaled_dot_product_flash_attention.default
+gemm | nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT
+split_sum | void cublasLt::splitKreduce_kernel<32, 16, int>(int)
+sum | void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor<float>>>(int)
+fill | Memset (Device)
+flash | flash::flash_fwd_splitkv_kernel<int>(int)
+combine | flash::flash_fwd_splitkv_combine_kernel<int>(int)
+unheard_of | what_is_this
+""")
 )
-FUSED = graph_of((NORM, "attention_norm"), (FLASH_CALL, "attention.core"), (MM, "ffn.up"))
-SORTED = graph_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), (MM, "ffn.up"))
+#: The launches of each graph: a kernel, and the modules of a block that it computes.
+GRAPHS = yaml.safe_load("""
+two_modules: [norm attention_norm, mm attention.output, mm ffn.up, silu ffn, mm ffn.down]
+fused: [norm attention_norm, attention attention.core, mm ffn.up]
+sorted: [norm attention_norm, sort loss, mm ffn.up]
 # One name is listed twice, and once with the parts of two modules.
-REPEATED = graph_of((NORM, "attention_norm"), (MM, "attention.q"), (NORM, "ffn_norm+attention_residual"), (MM, "ffn"))
-SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "ffn")) for path in ("ffn.gate", "head"))
-OTHER = graph_of(("triton_poi_fused_other_0", "head"))
+repeated: [norm attention_norm, mm attention.q, norm ffn_norm attention_residual, mm ffn]
+same: [norm ffn_norm, mm ffn.up, mm ffn.gate, silu ffn]
+twin: [norm ffn_norm, mm ffn.up, mm head, silu ffn]
+other: [other head]
+""")
+
+
+def graph_of(name):
+    launches = [launch.split() for launch in GRAPHS[name]]
+    notes = [(KERNELS[kernel], [f"net.blocks.0.{path}" for path in paths]) for kernel, *paths in launches]
+    return read_graphs([GraphNotes(notes)], {})
 
 
 @pytest.mark.parametrize(
-    ("graphs", "names", "expected"),
-    [
-        # Each product between two Triton kernels is the next call.
-        (TWO_MODULES, [NORM, GEMM, GEMM, SILU, GEMM], "norm output ffn ffn ffn"),
-        (REPEATED, [NORM, GEMM, NORM, GEMM], "norm qkv norm+residual ffn"),
-        # A fill belongs to the product after it, a split sum to the product before it.
-        (TWO_MODULES, [NORM, FILL, GEMM, SPLIT_SUM, FILL, GEMM, SILU, FILL, GEMM, SPLIT_SUM],
-         "norm output output output ffn ffn ffn ffn ffn ffn"),
-        # Calls of one part need no matching.
-        (TWO_MODULES, [NORM, GEMM, GEMM, SILU, "what_is_this", GEMM, GEMM], "norm output ffn ffn ffn ffn ffn"),
-        # Kernels that do not fit the calls have no part; the parts of others stand.
-        (TWO_MODULES, [NORM, GEMM, SILU, GEMM], "norm - ffn ffn"),
-        (SORTED, [NORM, GEMM, GEMM], "norm - -"),
-        # Attention may run several kernels in a row.
-        (FUSED, [NORM, FLASH, COMBINE, GEMM], "norm attention attention ffn"),
-        # A sum has the part of the Triton kernel or the product before it.
-        (TWO_MODULES, [NORM, ADDED, ADDED, GEMM, GEMM, SILU, GEMM, ADDED], "norm norm norm output ffn ffn ffn ffn"),
-        # A Triton kernel that the graph does not list has no part, and does not keep the graph from fitting.
-        (TWO_MODULES + OTHER, [NORM, GEMM, UNLISTED, GEMM, SILU, GEMM], "norm output - ffn ffn ffn"),
-        # Another order of Triton kernels is another graph.
-        (TWO_MODULES, [SILU, GEMM, GEMM, NORM, GEMM], "- - - - -"),
-        (TWO_MODULES, [GEMM, GEMM], "- -"),
-        # Graphs with the same kernels have to agree.
-        (SAME + TWIN, [NORM, GEMM, GEMM, SILU], "- - - -"),
-    ],
-)  # fmt: skip
-def test_parts_of_a_call_follow_from_its_triton_kernels(graphs, names, expected):
-    ran = [(name, kind_of(name, "gpu_memset" if name == FILL else "kernel")) for name in names]
-    assert [part or "-" for part in parts_of_call(graphs, ran)] == expected.split()
+    ("graphs", "kernels", "parts"),
+    rows("""
+# Each product between two Triton kernels is the next call.
+two_modules | norm gemm gemm silu gemm | norm output ffn ffn ffn
+repeated | norm gemm norm gemm | norm qkv norm+residual ffn
+# A fill belongs to the product after it, a split sum to the product before it.
+two_modules | norm fill gemm split_sum fill gemm silu fill gemm | norm output output output ffn ffn ffn ffn ffn
+# Calls of one part need no matching.
+two_modules | norm gemm gemm silu unheard_of gemm gemm | norm output ffn ffn ffn ffn ffn
+# Kernels that do not fit the calls have no part; the parts of others stand.
+two_modules | norm gemm silu gemm | norm - ffn ffn
+sorted | norm gemm gemm | norm - -
+# Attention may run several kernels in a row.
+fused | norm flash combine gemm | norm attention attention ffn
+# A sum has the part of the Triton kernel or the product before it.
+two_modules | norm sum sum gemm gemm silu gemm sum | norm norm norm output ffn ffn ffn ffn
+# A Triton kernel that the graph does not list has no part, and does not keep the graph from fitting.
+two_modules other | norm gemm unlisted gemm silu gemm | norm output - ffn ffn ffn
+# Another order of Triton kernels is another graph.
+two_modules | silu gemm gemm norm gemm | - - - - -
+two_modules | gemm gemm | - -
+# Graphs with the same kernels have to agree.
+same twin | norm gemm gemm silu | - - - -
+"""),
+)
+def test_parts_of_a_call_follow_from_its_triton_kernels(graphs, kernels, parts):
+    known = [each for name in graphs.split() for each in graph_of(name)]
+    names = [KERNELS[kernel] for kernel in kernels.split()]
+    ran = [(name, kind_of(name, "gpu_memset" if "Memset" in name else "kernel")) for name in names]
+    assert [part or "-" for part in parts_of_call(known, ran)] == parts.split()
 
 
 def test_a_replayed_graph_has_the_parts_of_the_launched_one():

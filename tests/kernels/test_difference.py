@@ -7,7 +7,7 @@ import shutil
 import pytest
 from paths import GOLDEN, TRACES
 from runs import make_run
-from trace_events import HandWritten
+from trace_events import HandWritten, planted
 
 from lmbench.kernels.difference import compared, difference_answer
 from lmbench.kernels.findings import examine
@@ -52,16 +52,25 @@ def test_an_option_that_changed_is_named(tmp_path):
     assert [line.text for line in lines if line.label == "differs"] == ["trainer.compile: false -> true"]
 
 
+#: The optimizer's collective, and that of the backward.
+MOVED = """
+a:
+- &step [step, 0, 0, 400]
+- &backward [phase, backward, 0, 100]
+- &optimizer [phase, optimizer, 100, 300]
+- [launched, 5, ampere_sgemm_64x64_nn, 10, 100]
+- [launched, 120, ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL, 130, 50]
+b:
+- *step
+- *backward
+- *optimizer
+- [launched, 5, ampere_sgemm_64x64_nn, 10, 101]
+- [launched, 20, ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL, 130, 50]
+"""
+
+
 def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
-    sides = []
-    for number, at in enumerate((120, 20)):
-        trace = HandWritten()
-        trace.step(0, 0, 400)
-        trace.phase("backward", 0, 100)
-        trace.phase("optimizer", 100, 300)
-        trace.launched(5, "ampere_sgemm_64x64_nn", 10, 100 + number)
-        trace.launched(at, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 130, 50)
-        sides.append(trace.write(tmp_path / f"{number}.json"))
+    sides = [trace.write(tmp_path / f"{name}.json") for name, trace in planted(MOVED).items()]
     lines = {line.label: line.text for line in difference_answer(*sides).headline}
     assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"
     assert lines["kinds"] == "gemm +0.001 ms"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 
 import pytest
+import yaml
 from fit_process import statuses
-from trace_events import HandWritten
+from trace_events import HandWritten, planted
 
 from lmbench.errors import UsageError
 from lmbench.kernels import events
@@ -36,12 +36,6 @@ def refusal(path):
     return text
 
 
-def test_plain_and_gzipped_files_read_alike(tmp_path):
-    plain = small().write(tmp_path / "t.json")
-    (tmp_path / "t.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    assert len({examine(path).work.rows.to_csv() for path in tmp_path.iterdir()}) == 1
-
-
 @pytest.mark.parametrize("base_us", [0.0, 4_386_447_563_678.886, 1_700_000_000_000_000.0])
 def test_durations_keep_their_nanoseconds_whatever_the_origin_of_times(tmp_path, base_us):
     trace = small()
@@ -54,42 +48,46 @@ def test_durations_keep_their_nanoseconds_whatever_the_origin_of_times(tmp_path,
     assert read.kernels.start_ns[0] - read.calls.start_ns[0] == pytest.approx(6_500, abs=error_ns)
 
 
-DEEP = b"[" * 200_000 + b"]" * 200_000
-NOTES, PROCESSES = small(), small()
-NOTES.metadata["compiled_graphs"] = [{"kernels": [["mm", [3, None]]]}]
-PROCESSES.op("aten::mm", 1.0, 10.0)
-PROCESSES.events[-1]["pid"] = 1
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "truncated"),
-        (b'{"traceEvents": [{"ph": "X", "na', "truncated"),
-        (b"\xff\xfe\x00\x01", "is no trace"),
-        (b'{"loss": 1}', "missing required field traceEvents"),
-        (b'{"traceEvents": []}', "no operators and no kernels among its 0 events"),
-        (b'{"traceEvents": [3]}', "Expected object, got int - at $.traceEvents[0]"),
-        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": NaN, "dur": 1}]}', "malformed"),
-        (b'{"x": ' + DEEP + b"}", "is no trace"),
-        (json.dumps(small().events).encode(), "Expected object, got array"),
-        (b"PK\x03\x04" + b"\x00" * 600, "is no trace"),
-        (small(ts="noon"), "Expected float"),
-        (small(ts=1e300), "no time in us"),
-        (small(name=7), "Expected str"),
-        (small(args={"correlation": 10**30}), "Expected int"),
-        (small(cat="xpu_runtime"), "has events of xpu_runtime, which are not read"),
-        (NOTES, "compiled_graphs"),
-        (PROCESSES, "holds 2 processes"),
-        (gzip.compress(b" " * (1 << 26), mtime=0), "holds more than 4 MiB, which is the most that is read"),
+        *yaml.safe_load(r"""
+- ["", truncated]
+- ['{"traceEvents": [{"ph": "X", "na', truncated]
+- ["\xff\xfe\0\x01", is no trace]
+- ["PK\x03\x04\0\0", is no trace]
+- ['{"loss": 1}', missing required field traceEvents]
+- ['[{"ph": "X"}]', "Expected object, got array"]
+- ['{"traceEvents": []}', no operators and no kernels among its 0 events]
+- ['{"traceEvents": [3]}', "Expected object, got int - at $.traceEvents[0]"]
+- ['{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": NaN, "dur": 1}]}', malformed]
+- ['{"lmbench": {"compiled_graphs": [{"kernels": [["mm", [3, null]]]}]}, "traceEvents": []}', compiled_graphs]
+"""),
+        ('{"x": ' + "[" * 200_000 + "]" * 200_000 + "}", "is no trace"),
+        (gzip.compress(b" " * (1 << 26), mtime=0).decode("latin-1"), "holds more than 4 MiB, which is the most that"),
     ],
-    ids=lambda value: str(value)[:24],
+    ids=lambda value: value[:24],
 )
 def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, monkeypatch, content, reason):
     monkeypatch.setattr(events, "MAX_JSON_BYTES", 1 << 22)
     path = tmp_path / "t.json"
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content.document()).encode())
+    path.write_bytes(content.encode("latin-1"))
     assert reason in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    yaml.safe_load("""
+- [{ts: noon}, Expected float]
+- [{ts: 1.0e+300}, no time in us]
+- [{name: 7}, Expected str]
+- [{args: {correlation: 1000000000000000000000000000000}}, Expected int]
+- [{cat: xpu_runtime}, "has events of xpu_runtime, which are not read"]
+- [{cat: cpu_op, pid: 1}, holds 2 processes]
+"""),
+)
+def test_a_trace_with_an_event_that_is_none_is_refused_in_one_line(tmp_path, changes, reason):
+    assert reason in refusal(small(**changes).write(tmp_path / "t.json"))
 
 
 def test_a_path_without_a_trace_is_refused_in_one_line(tmp_path):
@@ -106,65 +104,71 @@ def test_events_without_a_duration_are_left_out(duration):
     assert trace.examined().work.rows.equals(small().examined().work.rows)
 
 
+PLANTED = planted("""
+one_id:
+- [launch, 1, 10]
+- [launch, 1, 30]
+- [launch, 1, 50]
+- [kernel, 1, k, 5, 1]
+- [kernel, 1, k, 20, 1]
+- [kernel, 1, k, 40, 1]
+- [kernel, 1, k, 60, 1]
+- [kernel, 1, k, 61, 1]
+- [kernel, 2, launched before, 70, 1]
+# Launches into a graph, and the call that replays it, of a capture that the trace has as a whole, without its end and
+# without its beginning.
+capture:
+- &begin [launch, 1, 0, 4, {name: hipStreamBeginCapture}]
+- &into [launch, 2, 20, 4, {name: hipExtModuleLaunchKernel}]
+- &end [launch, 3, 80, 4, {name: hipStreamEndCapture}]
+- &replay [launch, 4, 100, 4, {name: hipGraphLaunch}]
+- &replayed [kernel, 4, Cijk_Alik_Bljk_BBS_BH, 120, 9]
+capture_without_end: [[launch, 1, 0, 4, {name: cudaStreamBeginCapture}], *into, *replay, *replayed]
+capture_without_beginning: [*into, *end, *replay, *replayed]
+# A launch after the capture, whose kernel the trace lost.
+capture_and_loss: [*begin, *into, *end, *replay, *replayed, [launch, 5, 140]]
+# A fill of no bytes starts no kernel.
+fill: [[launch, 1, 80, 4, {name: cudaMemsetAsync}], *replay, *replayed]
+two_steps:
+- [kernel, 10, queued before, 100, 9]
+- [kernel, 11, queued before, 110, 9]
+- [kernel, 12, queued before, 120, 9]
+- [kernel, 13, queued before, 130, 9]
+- [kernel, 14, queued before, 140, 9]
+- [range, ProfilerStep#0, 0, 80]
+- [launch, 20, 5]
+- [kernel, 20, own, 160, 30]
+- [range, ProfilerStep#1, 80, 80]
+- [launch, 21, 85]
+- [kernel, 21, own, 200, 30]
+- [launch, 22, 165]
+- [kernel, 22, behind the steps, 240, 7]
+""")
+
+
 def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it():
-    trace = HandWritten()
-    for at in (10, 30, 50):
-        trace.launch(1, at)
-    for at in (5, 20, 40, 60, 61):
-        trace.kernel(1, "k", at, 1)
-    trace.kernel(2, "launched before", 70, 1)
-    assert trace.loaded().kernels.launch.tolist() == [0, 0, 1, 2, 2, -1]
-
-
-def captured(begin, end):
-    """Five launches into a graph, and the call that replays it."""
-    trace = HandWritten()
-    if begin:
-        trace.launch(1, 0.0, name=begin)
-    for number in range(2, 7):
-        trace.launch(number, 10.0 * number, name="hipExtModuleLaunchKernel")
-    if end:
-        trace.launch(8, 80.0, name=end)
-    trace.launch(9, 100.0, name="hipGraphLaunch")
-    for number in range(5):
-        trace.kernel(9, "Cijk_Alik_Bljk_BBS_BH", 120.0 + 10 * number, 9.0)
-    return trace
-
-
-def with_fill():
-    trace = small()
-    trace.launch(20, 80.0, name="cudaMemsetAsync")
-    return trace
+    assert PLANTED["one_id"].loaded().kernels.launch.tolist() == [0, 0, 1, 2, 2, -1]
 
 
 @pytest.mark.parametrize(
     ("trace", "missing"),
-    [
-        (captured("hipStreamBeginCapture", "hipStreamEndCapture"), 0),
-        (captured("cudaStreamBeginCapture", None), 0),
-        (captured(None, "hipStreamEndCapture"), 5),
-        # A fill of no bytes starts no kernel.
-        (with_fill(), 0),
-    ],
+    yaml.safe_load("""
+- [capture, 0]
+- [capture_without_end, 0]
+- [capture_without_beginning, 1]
+- [capture_and_loss, 1]
+- [fill, 0]
+"""),
 )
 def test_a_launch_that_starts_nothing_does_not_miss_a_kernel(trace, missing):
-    findings = trace.examined()
+    findings = PLANTED[trace].examined()
     assert findings.completeness["launch_without_kernel_count"] == missing
     expected = {"launches_without_kernel": "fail" if missing else "pass", "kernels_without_launch": "pass"}
     assert statuses(findings).items() >= expected.items()
 
 
 def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
-    trace = HandWritten()
-    for number in range(10, 15):
-        trace.kernel(number, "queued before", 10.0 * number, 9.0)
-    for step in (0, 1):
-        trace.range(f"ProfilerStep#{step}", 80.0 * step, 80.0)
-        trace.launch(20 + step, 80.0 * step + 5)
-        trace.kernel(20 + step, "own", 160.0 + 40 * step, 30.0)
-    trace.launch(22, 165.0)
-    trace.kernel(22, "behind the steps", 240.0, 7.0)
-    findings = trace.examined()
+    findings = PLANTED["two_steps"].examined()
     assert findings.work.seconds("name") == {"own": pytest.approx(30e-6)}
     # The clock starts when the queue from before the trace is empty, at 149.
     assert findings.clocks.total.window_s == pytest.approx((230e-6 - 149e-6) / 2)
@@ -172,5 +176,5 @@ def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
     assert (count["before_s"], count["outside_steps_s"]) == (pytest.approx(45e-6), pytest.approx(7e-6))
     assert statuses(findings)["kernels_without_launch"] == "pass"
     # One that the trace lost.
-    trace.kernel(25, "lost", 250.0, 90.0)
-    assert statuses(trace.examined())["kernels_without_launch"] == "fail"
+    PLANTED["two_steps"].kernel(25, "lost", 250.0, 90.0)
+    assert statuses(PLANTED["two_steps"].examined())["kernels_without_launch"] == "fail"

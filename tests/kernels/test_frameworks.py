@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from paths import TRACES
-from trace_events import HandWritten
+from tables import rows
+from trace_events import HandWritten, planted
 
 from lmbench.kernels.answer import kernels_answer
 from lmbench.kernels.findings import examine
@@ -17,13 +19,13 @@ def words(answer, label):
     return [line.text for line in answer.headline if line.label == label]
 
 
-def checked(note=NOTE, then="aten::item", at=100, steps=2, inside="forward"):
+def checked(note=NOTE, then="aten::item", at=100, steps=2):
     """A trace of two steps, in `steps` of which a broadcast and an operator run; forward begins 1 ms into the step."""
     trace = HandWritten()
     for step in range(2):
         begin = 5_000 * step
         trace.step(step, begin, 5_000)
-        trace.phase(inside, begin + 1_000, 3_000)
+        trace.phase("forward", begin + 1_000, 3_000)
         trace.launched(begin + 1_010, "sgemm", begin + 1_020, 2_000)
         if step < steps:
             trace.op("c10d::broadcast_", begin + at, 200)
@@ -34,34 +36,44 @@ def checked(note=NOTE, then="aten::item", at=100, steps=2, inside="forward"):
 
 
 @pytest.mark.parametrize(
-    ("trace", "texts"),
-    [
-        (checked(), [CHECK.format("0.800")]),
-        # gloo notes no size.
-        (checked({}), [CHECK.format("0.800")]),
-        (checked({**NOTE, "In msg nelems": [1, 2]}), []),
-        (checked(then="aten::add"), []),
-        (checked(at=1_500), []),
-        (checked(steps=1), []),
-    ],
-    ids=["nccl", "gloo", "damaged", "not_read", "in_forward", "not_each_step"],
+    ("changes", "is_told"),
+    yaml.safe_load("""
+- [{}, true]
+# gloo notes no size.
+- [{note: {}}, true]
+- [{note: {Collective name: broadcast, dtype: Long, In msg nelems: [1, 2]}}, false]
+- [{then: aten::add}, false]
+- [{at: 1500}, false]
+- [{steps: 1}, false]
+"""),
+    ids=str,
 )
 def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outside_of_the_phases(
-    trace, texts, tmp_path
+    changes, is_told, tmp_path
 ):
-    assert words(kernels_answer(examine(trace.write(tmp_path / "t.json"))), "cost") == texts
+    answer = kernels_answer(examine(checked(**changes).write(tmp_path / "t.json")))
+    assert words(answer, "cost") == [CHECK.format("0.800")] * is_told
+
+
+#: Steps that end with the optimizer's are whole from its first one on.
+OWN_LOOP = """
+own loop:
+- [op, &copy torch.distributed.ddp.reducer::copy_bucket_to_grad, 0, 20]
+- [launched, 2, copy, 30, 1000]
+- [op, c10d::broadcast_, 1100, 200]
+- [op, aten::item, 1350, 550]
+- [range, &step Optimizer.step#SGD.step, 3000, 1000]
+- [op, *copy, 5000, 20]
+- [launched, 5002, copy, 5030, 1000]
+- [op, c10d::broadcast_, 6100, 200]
+- [op, aten::item, 6350, 550]
+- [range, *step, 8000, 1000]
+"""
 
 
 def test_a_cost_before_the_first_whole_step_is_in_no_mean_per_step(tmp_path):
-    """Steps that end with the optimizer's are whole from its first one on."""
-    trace = HandWritten()
-    for begin in (0, 5_000, 10_000):
-        trace.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", begin, 20)
-        trace.launched(begin + 2, "copy", begin + 30, 1_000)
-        trace.op("c10d::broadcast_", begin + 1_100, 200)
-        trace.op("aten::item", begin + 1_350, 550)
-        trace.range("Optimizer.step#SGD.step", begin + 3_000, 1_000)
-    assert words(kernels_answer(examine(trace.write(tmp_path / "t.json"))), "cost") == [
+    path = planted(OWN_LOOP)["own loop"].write(tmp_path / "t.json")
+    assert words(kernels_answer(examine(path)), "cost") == [
         CHECK.format("0.800"),
         "gradients are copied out of buckets: 1.000 ms; gradient_as_bucket_view=True spares it",
     ]
@@ -77,11 +89,11 @@ def test_a_real_rank_has_lightnings_check_and_copies_of_gradients():
 
 @pytest.mark.parametrize(
     ("cat", "name"),
-    [
-        ("cpu_op", "_compile.compile_inner (dynamo_timed)"),
-        ("user_annotation", "entire_frame_compile (dynamo_timed)"),
-        ("python_function", "torch/_dynamo/convert_frame.py(1633): _compile"),
-    ],
+    rows("""
+cpu_op | _compile.compile_inner (dynamo_timed)
+user_annotation | entire_frame_compile (dynamo_timed)
+python_function | torch/_dynamo/convert_frame.py(1633): _compile
+"""),
 )
 def test_compilation_in_a_trace_is_told_and_is_the_cause_of_its_wait(cat, name, tmp_path):
     trace = HandWritten()

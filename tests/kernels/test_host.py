@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
-from trace_events import HandWritten
+from trace_events import planted
 
 from lmbench.instruments.ranges import ModuleRanges
 from lmbench.kernels.trace import load_trace
@@ -43,17 +43,22 @@ def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
     assert Counter(stored.part) == {"qkv": 6, "output": 2, "ffn": 6, "norm": 5, "head": 1, "embedding": 1}
 
 
+#: Kernels whose name tells their part without an operator, and one whose name does not.
+NAMED = """
+named:
+- [phase, transfer, 0, 50]
+- [phase, backward, 50, 50]
+- [launched, 10, Memcpy HtoD (Pinned -> Device), 110, 5]
+- [launched, 60, ncclDevKernel_AllReduce_Sum_f32_RING_LL(int), 160, 5]
+- [launched, 70, void vllm::paged_attention_v1_kernel<float>(float*), 170, 5]
+- [launched, 80, void vllm::rms_norm_kernel<float>(float*), 180, 5]
+- [launched, 90, softmax_warp_forward, 190, 5]
+"""
+
+
 def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator():
-    trace = HandWritten()
-    trace.phase("transfer", 0, 50)
-    trace.phase("backward", 50, 50)
-    for at, name in (
-        (10, "Memcpy HtoD (Pinned -> Device)"), (60, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"),
-        (70, "void vllm::paged_attention_v1_kernel<float>(float*)"), (80, "void vllm::rms_norm_kernel<float>(float*)"),
-        (90, "softmax_warp_forward"),
-    ):  # fmt: skip
-        trace.launched(at, name, 100 + at, 5)
-    assert trace.loaded().kernels.part.tolist() == ["data", "comm", "attention", "norm", "unclassified"]
+    parts = planted(NAMED)["named"].loaded().kernels.part.tolist()
+    assert parts == ["data", "comm", "attention", "norm", "unclassified"]
 
 
 class Attention(nn.Module):

@@ -9,7 +9,7 @@ from tables import rows
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader
-from trace_events import AUTOGRAD, HandWritten
+from trace_events import HandWritten, planted
 
 from lmbench.kernels.trace import OUTSIDE, load_trace
 
@@ -117,27 +117,30 @@ def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path):
     assert trace.timeline.step_names == ["Optimizer.step#AdamW.step"] * 2
 
 
-def a_pipeline(path):
-    """Two forward operators, their backward passes on autograd's thread, and a micro-batch's forward in between."""
-    trace = HandWritten()
-    for number, at in ((1, 0), (2, 20)):
-        trace.op("aten::mm", at, 10, **{"Sequence number": number, "Fwd thread id": 0})
-    for number, at in ((2, 100), (1, 300)):
-        numbers = {"Sequence number": number, "Fwd thread id": 1}
-        trace.op("autograd::engine::evaluate_function: FlashBackward", at, 50, AUTOGRAD, **numbers)
-        trace.op("FlashBackward", at + 1, 45, AUTOGRAD, **numbers)
-        # An operator that a checkpoint runs again, and the node that it makes, which the engine runs inside.
-        trace.op("aten::mm", at + 2, 8, AUTOGRAD, **{"Sequence number": 7 + number, "Fwd thread id": 0})
-        inner = {"Sequence number": 7 + number, "Fwd thread id": 2}
-        trace.op("autograd::engine::evaluate_function: MmBackward0", at + 20, 5, AUTOGRAD, **inner)
-        trace.launched(at + 40, "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", at + 60, 40, lasts=2, tid=AUTOGRAD)
-    trace.op("aten::mm", 200, 10, **{"Sequence number": 20, "Fwd thread id": 0})
-    trace.launched(201, "sgemm", 230, 10, lasts=2)
-    return load_trace(trace.write(path))
+#: Two forward operators, their backward passes on autograd's thread, and a micro-batch's forward in between. In each
+#: backward an operator that a checkpoint runs again, and the node that it makes, which the engine runs inside.
+PIPELINE = """
+pipeline:
+- [op, aten::mm, 0, 10, {Sequence number: 1, Fwd thread id: 0}]
+- [op, aten::mm, 20, 10, {Sequence number: 2, Fwd thread id: 0}]
+- [op, &flash "autograd::engine::evaluate_function: FlashBackward", 100, 50, 101,
+   {Sequence number: 2, Fwd thread id: 1}]
+- [op, FlashBackward, 101, 45, 101, {Sequence number: 2, Fwd thread id: 1}]
+- [op, aten::mm, 102, 8, 101, {Sequence number: 9, Fwd thread id: 0}]
+- [op, &mm "autograd::engine::evaluate_function: MmBackward0", 120, 5, 101, {Sequence number: 9, Fwd thread id: 2}]
+- [launched, 140, flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel, 160, 40, {lasts: 2, tid: 101}]
+- [op, aten::mm, 200, 10, {Sequence number: 20, Fwd thread id: 0}]
+- [launched, 201, sgemm, 230, 10, {lasts: 2}]
+- [op, *flash, 300, 50, 101, {Sequence number: 1, Fwd thread id: 1}]
+- [op, FlashBackward, 301, 45, 101, {Sequence number: 1, Fwd thread id: 1}]
+- [op, aten::mm, 302, 8, 101, {Sequence number: 8, Fwd thread id: 0}]
+- [op, *mm, 320, 5, 101, {Sequence number: 8, Fwd thread id: 2}]
+- [launched, 340, flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel, 360, 40, {lasts: 2, tid: 101}]
+"""
 
 
-def test_forward_and_backward_are_inferred_from_autograds_operators(tmp_path):
-    trace = a_pipeline(tmp_path / "t.json")
+def test_forward_and_backward_are_inferred_from_autograds_operators():
+    trace = planted(PIPELINE)["pipeline"].loaded()
     assert trace.timeline.inferred == ("forward", "backward")
     # The forward that a checkpoint runs again is backward.
     assert [at_us(trace, moment) for moment in (5, 15, 25, 105, 121, 148, 340)] == ["forward"] * 3 + ["backward"] * 4

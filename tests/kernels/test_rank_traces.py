@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from paths import GOLDEN
 from plain_sums import plain_sums
-from trace_events import HandWritten, answer, shown
+from trace_events import HandWritten, answer, shown, write_ranks
 
-from lmbench.cli import main
-
-COLLECTIVES = {
-    "all-reduce": {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
-    "all-gather": {"Collective name": "_allgather_base", "In msg nelems": 300, "Out msg nelems": 600, "dtype": "Half"},
-    "point-to-point": {"Collective name": "send", "In msg nelems": 8, "dtype": "Long"},
-}
-SENT = {"names": ["point-to-point"] * 2}
+COLLECTIVES = yaml.safe_load("""
+all-reduce: {Collective name: allreduce, In msg nelems: 1000, Out msg nelems: 1000, dtype: Float}
+all-gather: {Collective name: _allgather_base, In msg nelems: 300, Out msg nelems: 600, dtype: Half}
+point-to-point: {Collective name: send, In msg nelems: 8, dtype: Long}
+""")
 GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
 
 
-def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), first_step=7, lasts=3, **group):
+def write_rank(folder, rank, names=("all-reduce", "all-gather"), first_step=7, lasts=3, **group):
     """Write two steps of a rank: a product, then collectives that take 40 us once both ranks are there.
 
-    The product takes rank 1 `more_us` longer. While rank 0 waits, it runs a computing kernel of 30 us and a copy.
+    The product takes rank 1 900 us longer. While rank 0 waits, it runs a computing kernel of 30 us and a copy.
     """
     trace = HandWritten()
     trace.distributed = {"rank": rank, "world_size": 2}
     for step in range(2):
         at = 1_600 * step
         trace.range(f"ProfilerStep#{first_step + step}", at, 1_590)
-        product_us, ready = 500 + more_us * rank, at + 520 + more_us
+        product_us, ready = 500 + 900 * rank, at + 1_420
         trace.launched(at + 1, "sgemm", at + 20, product_us)
         for number, name in enumerate(names):
             begin, end = ready + 41 * number, ready + 41 * number + 40
@@ -44,7 +42,7 @@ def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), firs
 
 
 def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
-    paths = [write_rank(tmp_path, rank, more_us=900) for rank in (0, 1)]
+    paths = [write_rank(tmp_path, rank) for rank in (0, 1)]
     record = answer(capsys, tmp_path)
     assert record == answer(capsys, *reversed(paths))
     for row, path in zip(record["tables"]["ranks"], paths, strict=True):
@@ -65,21 +63,21 @@ def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("first", "second", "matched"),
-    [
-        # Recording began a step later.
-        ({}, {"first_step": 8}, 2),
-        # Collectives with numbers match whatever the steps are called.
-        ({"Seq": 1}, {"Seq": 1, "first_step": 70}, 4),
-        ({}, {"names": ["all-gather", "all-reduce"]}, 0),
-        ({}, {"Process Group Ranks": "[1, 2]"}, 0),
-        # Messages match by their pair of ranks, not by number; without a pair they do not match.
-        ({**SENT, "Dst Rank": 1, "Seq": 3, "lasts": 0.5}, {**SENT, "Src Rank": 0}, 4),
-        ({**SENT, "Dst Rank": 1}, {**SENT, "Dst Rank": 0}, 0),
-    ],
+    yaml.safe_load("""
+# Recording began a step later.
+- [{}, {first_step: 8}, 2]
+# Collectives with numbers match whatever the steps are called.
+- [{Seq: 1}, {Seq: 1, first_step: 70}, 4]
+- [{}, {names: [all-gather, all-reduce]}, 0]
+- [{}, {Process Group Ranks: "[1, 2]"}, 0]
+# Messages match by their pair of ranks, not by number; without a pair they do not match.
+- [{names: &sent [point-to-point, point-to-point], Dst Rank: 1, Seq: 3, lasts: 0.5}, {names: *sent, Src Rank: 0}, 4]
+- [{names: *sent, Dst Rank: 1}, {names: *sent, Dst Rank: 0}, 0]
+"""),
     ids=str,
 )
 def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, capsys):
-    paths = [write_rank(tmp_path, rank, 900, **options) for rank, options in enumerate((first, second))]
+    paths = [write_rank(tmp_path, rank, **options) for rank, options in enumerate((first, second))]
     record = answer(capsys, *paths)
     assert len(record["tables"].get("collectives", ())) == matched
     assert ("rank_wait_fraction" in record) == bool(matched)
@@ -93,20 +91,23 @@ def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, 
     assert straggler.startswith("rank 1 ")
 
 
+#: The last rank comes 60 us after the first, whose kernel ends 10 us after the last rank's.
+GOES_ON = """
+rank 0:
+- [range, ProfilerStep#3, 0, 500]
+- [launched, 1, sgemm, 10, 90]
+- [launched, 2, ncclDevKernel_AllReduce_Sum_f32_RING_LL, 100, 100, 9]
+rank 1:
+- [range, ProfilerStep#3, 0, 500]
+- [launched, 1, sgemm, 10, 150]
+- [launched, 2, ncclDevKernel_AllReduce_Sum_f32_RING_LL, 160, 30, 9]
+"""
+
+
+# On clocks that differ, only the kernels' durations tell the wait.
 @pytest.mark.parametrize(("offset_us", "wait_us"), [(0, 60), (7_000, 70)])
 def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, capsys):
-    """The last rank comes 60 us after the first, whose kernel ends 10 us after the last rank's.
-
-    On clocks that differ, only the kernels' durations tell the wait.
-    """
-    for rank, (begin, duration) in enumerate(((100, 100), (160, 30))):
-        trace = HandWritten()
-        trace.distributed = {"rank": rank, "world_size": 2}
-        at = offset_us * rank
-        trace.range("ProfilerStep#3", at, 500)
-        trace.launched(at + 1, "sgemm", at + 10, begin - 10)
-        trace.launched(at + 2, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + begin, duration, 9)
-        trace.write(tmp_path / f"{rank}.json")
+    write_ranks(tmp_path, GOES_ON, offset_us)
     first, second = answer(capsys, tmp_path)["tables"]["ranks"]
     assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(wait_us * 1e-6), 0)
     assert (second["delay_s"], second["last_count"]) == (pytest.approx(wait_us * 1e-6), 1)
@@ -116,25 +117,20 @@ def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, capsys, monkeypa
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     for rank in (0, 1):
-        write_rank(tmp_path, rank, more_us=900)
+        write_rank(tmp_path, rank)
     assert shown(capsys, ".") == (GOLDEN / "kernels_ranks.txt").read_text(encoding="utf-8")
 
 
 def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, capsys):
-    trace = HandWritten()
-    for rank in (0, 1):
-        trace.distributed = {"rank": rank}
-        trace.op("aten::mm", 0, 5)
-        trace.write(tmp_path / f"{rank}.json")
+    write_ranks(tmp_path, "{rank 0: [[op, aten::mm, 0, 5]], rank 1: [[op, aten::mm, 0, 5]]}")
     assert "gloo's collectives run on the host" in shown(capsys, tmp_path)
 
 
-def test_a_trace_that_is_not_of_another_rank_is_refused(tmp_path, capsys):
+def test_a_trace_that_is_not_of_another_rank_is_refused(tmp_path, refused):
     write_rank(tmp_path, 1)
     other = HandWritten()
     other.op("aten::mm", 0, 5)
     for rank, reason in ((1, "has that of another trace"), (None, "name files rank0.json.gz"), (0, "has no kernels")):
         other.distributed = {"rank": rank}
         other.write(tmp_path / "other.json")
-        assert main(["kernels", str(tmp_path)]) == 2
-        assert reason in capsys.readouterr().err
+        assert reason in refused("kernels", tmp_path)

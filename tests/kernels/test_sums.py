@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import pytest
-from trace_events import AUTOGRAD, MAIN, HandWritten, examined
+from trace_events import examined, planted
 
 from lmbench.kernels.sums import Work, attention_times, host_times
 from lmbench.records.run import Model
 
-
-def a_program():
-    """A trace with kernels of 1, 2, 4, ... us, so that every sum tells which kernels are in it."""
-    trace = HandWritten()
-    trace.range("ProfilerStep#3", 0, 1000)
-    trace.range("block", 0, 200)
-    trace.range("attention", 10, 50)
-    trace.range("attention", 70, 50)
-    # A recursive annotation, within one of the same name.
-    trace.range("attention", 80, 20)
-    trace.range("backward", 300, 300)
-    trace.range("on autograd's own thread", 400, 50, AUTOGRAD)
-    trace.range("nccl:all_reduce", 500, 50)
-    threads = {310: AUTOGRAD, 410: AUTOGRAD}
-    for number, at in enumerate((5, 20, 75, 90, 310, 410, 510, 700)):
-        trace.launched(at, "sgemm", 1000 + 300 * number, 2.0**number, lasts=2, tid=threads.get(at, MAIN))
-    return trace
+PLANTED = planted("""
+# Kernels of 1, 2, 4, ... us, so that every sum tells which kernels are in it; thread 101 is autograd's.
+program:
+- [range, ProfilerStep#3, 0, 1000]
+- [range, block, 0, 200]
+- [launched, 5, sgemm, 1000, 1, {lasts: 2}]
+- [range, attention, 10, 50]
+- [launched, 20, sgemm, 1300, 2, {lasts: 2}]
+- [range, attention, 70, 50]
+- [launched, 75, sgemm, 1600, 4, {lasts: 2}]
+# A recursive annotation, within one of the same name.
+- [range, attention, 80, 20]
+- [launched, 90, sgemm, 1900, 8, {lasts: 2}]
+- [range, backward, 300, 300]
+- [launched, 310, sgemm, 2200, 16, {lasts: 2, tid: 101}]
+- [range, on autograd's own thread, 400, 50, 101]
+- [launched, 410, sgemm, 2500, 32, {lasts: 2, tid: 101}]
+- [range, nccl:all_reduce, 500, 50]
+- [launched, 510, sgemm, 2800, 64, {lasts: 2}]
+- [launched, 700, sgemm, 3100, 128, {lasts: 2}]
+# Operators of 64, 2 and 6 us, of which the first is in no whole step.
+foreign_steps:
+- &first [op, aten::mm, 0, 64]
+- [range, Optimizer.step#SGD.step, 80, 20]
+- &second [op, aten::mm, 100, 2]
+- [range, Optimizer.step#SGD.step, 180, 20]
+- &third [op, aten::mm, 200, 6]
+- [range, Optimizer.step#SGD.step, 280, 20]
+own_steps:
+- *first
+- [step, 0, 0, 100]
+- [phase, forward, 0, 70]
+- *second
+- [step, 1, 100, 100]
+- [phase, forward, 100, 70]
+- *third
+- [step, 2, 200, 100]
+- [phase, forward, 200, 70]
+""")
 
 
 def test_a_kernel_belongs_to_the_annotations_around_its_launch():
-    findings = a_program().examined()
+    findings = PLANTED["program"].examined()
     rows = findings.annotations.set_index("name")[["calls", "kernel_s", "own_s", "kernel_count"]].T.to_dict("list")
     assert rows == {
         "block": [1, pytest.approx(15e-6), pytest.approx(1e-6), 4],
@@ -40,16 +62,10 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch():
     assert next(iter(rows)) == "backward"
 
 
-@pytest.mark.parametrize(("name", "at"), [("Optimizer.step#SGD.step", 80), ("lmbench.step:{}", 0)])
-def test_operators_outside_of_the_clocked_steps_count_in_no_mean_per_step(name, at):
-    trace = HandWritten()
-    trace.metadata["steps"] = 3
-    for number, lasts in enumerate((64, 2, 6)):
-        trace.range(name.format(number), 100 * number + at, 100 - at)
-        if name.startswith("lmbench"):
-            trace.phase("forward", 100 * number, 70)
-        trace.op("aten::mm", 100 * number, lasts)
-    findings = trace.examined()
+@pytest.mark.parametrize("name", ["foreign_steps", "own_steps"])
+def test_operators_outside_of_the_clocked_steps_count_in_no_mean_per_step(name):
+    PLANTED[name].metadata["steps"] = 3
+    findings = PLANTED[name].examined()
     (row,) = findings.operators[["self_s", "call_count", "mean_s"]].to_dict("records")
     assert row == {"self_s": pytest.approx(4e-6), "call_count": 1, "mean_s": pytest.approx(4e-6)}
     assert host_times(findings.graph).operators_s.sum() == pytest.approx(row["self_s"])

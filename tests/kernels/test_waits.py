@@ -3,86 +3,66 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from trace_events import AUTOGRAD, MAIN, HandWritten
 
-LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
-
-def paused(name, *calls, operator="", thread=MAIN):
-    """A trace of a kernel up to 50 us, calls of the host, and a second kernel that is launched at 5,000 us."""
+def paused(events, thread=MAIN):
+    """A trace of a kernel up to 50 us, these events, and a second kernel that is launched at 5,000 us."""
     trace = HandWritten()
     trace.range("warm up", 0, 6_000)
     for at, kernel in ((10, "first"), (5_000, "second")):
         trace.launched(at, kernel, at + 10, 30, tid=thread)
-    if operator:
-        trace.op(operator, 60, 4_930, thread)
-        trace.op("aten::empty", 70, 4_910, thread)
-    for call, at, duration in calls:
-        trace.add("user_annotation" if call == name else "cuda_runtime", call, at, duration, thread)
-    return trace
-
-
-def slow_launch(kernel):
-    trace = paused("")
-    trace.launched(60, kernel, 4_070, 5, lasts=4_000)
-    return trace
+    return trace.read(events)
 
 
 @pytest.mark.parametrize(
-    ("trace", "cause", "call", "under", "wait_us", "calls"),
-    [
-        (paused("", *(("cudaFree", 100 + 130 * n, 120) for n in range(25)), ("cudaMalloc", 3_400, 900),
-                operator="aten::cat"), "allocating", "cudaFree", "under aten::cat in warm up", 3_000, 25),
-        (paused("", ("cudaMalloc", 100, 2_500), operator="MmBackward0", thread=AUTOGRAD),
-         "allocating", "cudaMalloc", "under aten::empty in warm up", 2_500, 1),
-        (slow_launch("new"), "loading", "cudaLaunchKernel", "in warm up", 4_000, 1),
-        (paused("", ("cudaGraphInstantiate", 100, 2_500)), "slow call", "cudaGraphInstantiate", "in warm up", 2_500, 1),
-        (slow_launch("first"), "slow call", "cudaLaunchKernel", "in warm up", 4_000, 1),
-        (paused("", ("cudaDeviceSynchronize", 45, 3_000)), "synchronizing", "cudaDeviceSynchronize", "in warm up",
-         2_995, 1),
-        (paused(LOADER, (LOADER, 100, 4_500), ("cudaMalloc", 200, 9)), "data", "", "", 4_500, 2),
-        (paused("", operator="aten::sort"), "host code", "", "under aten::sort in warm up", 4_930, 2),
-        (paused("mine", ("mine", 100, 3_000)), "host code", "", "in mine", 3_000, 1),
-    ],
-)  # fmt: skip
-def test_the_largest_cause_is_the_planted_one(trace, cause, call, under, wait_us, calls):
-    waits = trace.examined().waits
-    largest = waits.iloc[0]
+    ("events", "cause", "call", "under", "wait_us", "calls"),
+    yaml.safe_load("""
+- [[[op, aten::cat, 60, 4930], [op, aten::empty, 70, 4910], [call, cudaFree, 100, 1200], [call, cudaFree, 1400, 1200],
+    [call, cudaFree, 2700, 600], [call, cudaMalloc, 3400, 900]],
+   allocating, cudaFree, under aten::cat in warm up, 3000, 3]
+- [[[launched, 60, new, 4070, 5, {lasts: 4000}]], loading, cudaLaunchKernel, in warm up, 4000, 1]
+- [[[launched, 60, first, 4070, 5, {lasts: 4000}]], slow call, cudaLaunchKernel, in warm up, 4000, 1]
+- [[[call, cudaGraphInstantiate, 100, 2500]], slow call, cudaGraphInstantiate, in warm up, 2500, 1]
+- [[[call, cudaDeviceSynchronize, 45, 3000]], synchronizing, cudaDeviceSynchronize, in warm up, 2995, 1]
+- [[[range, enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__, 100, 4500], [call, cudaMalloc, 200, 9]],
+   data, "", "", 4500, 2]
+- [[[op, aten::sort, 60, 4930], [op, aten::empty, 70, 4910]], host code, "", under aten::sort in warm up, 4930, 2]
+- [[[range, mine, 100, 3000]], host code, "", in mine, 3000, 1]
+"""),
+)
+def test_the_largest_cause_is_the_planted_one(events, cause, call, under, wait_us, calls):
+    largest = paused(events).examined().waits.iloc[0]
     assert (largest.cause, largest.call, largest.under) == (cause, call, under)
     assert (largest.wait_s, largest.calls) == (pytest.approx(wait_us * 1e-6), calls)
 
 
-def stacked(*functions, operator="", call="", range_name="", loader=False):
-    """A trace with a pause of 4,900 us in these Python functions, each inside the one before it."""
-    trace = paused(range_name, *([(range_name, 60, 4_930)] if range_name else []))
-    for depth, function in enumerate(functions):
-        trace.add("python_function", function, 61 + depth, 4_920 - 2 * depth)
-    if operator:
-        trace.op(operator, 80, 4_880)
-    if call:
-        trace.call(call, 90, 4_860)
-    if loader:
-        trace.range(LOADER, 70, 4_900)
-    return trace
-
-
-USER, LIBRARY = "my/audio.py(31): resample", "torchaudio/functional.py(12): resample"
+def test_a_cause_on_autograds_thread_is_under_its_own_operator():
+    events = [["op", "MmBackward0", 60, 4930, AUTOGRAD], ["op", "aten::empty", 70, 4910, AUTOGRAD]]
+    trace = paused([*events, ["call", "cudaMalloc", 100, 2500, AUTOGRAD]], AUTOGRAD)
+    assert trace.examined().waits.under.iloc[0] == "under aten::empty in warm up"
 
 
 @pytest.mark.parametrize(
-    ("trace", "cause", "under"),
-    [
-        (stacked("train.py(3): <module>", USER, "re.py(185): sub"), "host code", f"in {USER}"),
-        (stacked(USER, LIBRARY, "<built-in method sleep>"), "host code", f"in {USER}"),
-        # An operator is the function's, and a function says more than a range.
-        (stacked(USER, operator="aten::sort", range_name="mine"), "host code", f"in {USER}"),
-        (stacked(USER, operator="aten::item", call="cudaStreamSynchronize"), "synchronizing",
-         f"under aten::item in {USER}"),
-        (stacked(USER, loader=True), "data", f"in {USER}"),
-        (stacked(LIBRARY, range_name="mine"), "host code", "in mine"),
-    ],
-)  # fmt: skip
-def test_the_innermost_function_in_the_users_files_names_a_pause(trace, cause, under):
+    ("functions", "events", "cause", "under"),
+    yaml.safe_load("""
+- [["train.py(3): <module>", &user "my/audio.py(31): resample", "re.py(185): sub"], [],
+   host code, &mine "in my/audio.py(31): resample"]
+- [[*user, &library "torchaudio/functional.py(12): resample", <built-in method sleep>], [], host code, *mine]
+# An operator is the function's, and a function says more than a range.
+- [[*user], [[range, mine, 60, 4930], [op, aten::sort, 80, 4880]], host code, *mine]
+- [[*user], [[op, aten::item, 80, 4880], [call, cudaStreamSynchronize, 90, 4860]],
+   synchronizing, "under aten::item in my/audio.py(31): resample"]
+- [[*user], [[range, enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__, 70, 4900]], data, *mine]
+- [[*library], [[range, mine, 60, 4930]], host code, in mine]
+"""),
+)
+def test_the_innermost_function_in_the_users_files_names_a_pause(functions, events, cause, under):
+    trace = paused(events)
+    # Each function is inside the one before it.
+    for depth, function in enumerate(functions):
+        trace.add("python_function", function, 61 + depth, 4_920 - 2 * depth)
     largest = trace.examined().waits.iloc[0]
     assert (largest.cause, largest.under) == (cause, under)
     assert largest.wait_s > 4.8e-3

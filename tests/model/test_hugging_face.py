@@ -14,7 +14,6 @@ from paths import DATA
 from strangers import TokenModel
 
 import lmbench
-from lmbench.cli import main
 
 transformers = pytest.importorskip("transformers")
 
@@ -34,7 +33,7 @@ def words(tmp_path):
     return ["--model=lmbench.HuggingFace", "--model.config", str(path), "--data.context_length"]
 
 
-def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words, tmp_path, capsys):
+def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words, tmp_path, capsys, printed):
     record = bench(tmp_path, *words, "16").record
     assert "llama_tiny, 24.99 k parameters, attention sdpa, AdamW fused" in capsys.readouterr().out
     assert (record.model.name, record.model.num_layers, record.model.vocab_size) == ("LlamaForCausalLM", 2, 100)
@@ -50,8 +49,7 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words,
     assert record.probe.marked_modules == 6
     assert record.probe.training.missing_gradients == record.probe.training.zero_gradients == []
     config = next(tmp_path.glob("results/*/config.yaml"))
-    assert main(["fit", "--config", str(config), "--print_config"]) == 0
-    assert f"config: {words[2]}" in capsys.readouterr().out
+    assert f"config: {words[2]}" in printed("fit", "--config", config, "--print_config")
 
 
 def test_attention_goes_by_the_names_of_both_and_does_not_change_the_loss():
@@ -91,9 +89,9 @@ def test_a_mistake_gets_one_line(settings, line):
     assert "\n" not in str(raised.value)
 
 
-def test_a_context_beyond_the_positions_gets_one_line(words, capsys):
-    assert main(["fit", *words, "32", "--trainer.accelerator=cpu"]) == 2
-    assert "data.context_length is 32, beyond the config's max_position_embeddings of 16" in capsys.readouterr().err
+def test_a_context_beyond_the_positions_gets_one_line(words, refused):
+    err = refused("fit", *words, 32, "--trainer.accelerator=cpu")
+    assert "data.context_length is 32, beyond the config's max_position_embeddings of 16" in err
 
 
 def test_without_transformers_a_line_says_so(monkeypatch):

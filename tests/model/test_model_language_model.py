@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import seed_everything
 
 from lmbench.data.datamodule import TokenData
@@ -45,17 +46,17 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop
 
 
 @pytest.mark.parametrize(
-    ("variant", "flags"),
-    [(None, (True, None)), ("fused", (True, None)), ("foreach", (None, True)), ("loop", (False, False))],
+    ("variant", "fused", "foreach"),
+    yaml.safe_load("[[null, true, null], [fused, true, null], [foreach, null, true], [loop, false, false]]"),
 )
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, flags):
+def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, fused, foreach):
     settings = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}
     model, trainer, before, _ = trained("32-true", optimizer=name, optimizer_variant=variant, **settings)
     (optimizer,) = trainer.optimizers
     (group,) = optimizer.param_groups
     assert (type(optimizer).__name__, group["lr"], group["weight_decay"]) == (name, 1e-2, 0.3)
-    assert (group["fused"], group["foreach"]) == flags
+    assert (group["fused"], group["foreach"]) == (fused, foreach)
     assert group["betas"] == (0.8, 0.9) if name == "AdamW" else group["momentum"] == 0.8
     assert model.describe()["optimizer"] == f"{name} {variant or 'fused'}"
     assert not any(map(torch.equal, before, model.parameters()))

@@ -8,6 +8,7 @@ from itertools import permutations
 
 import pytest
 import torch
+import yaml
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -93,39 +94,32 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
         network(*batch(seq=33))
 
 
-#: Each choice that changes how the network is computed, and what is computed again; then all together, compiled.
-CHOICES = [
-    ({"fused": True}, None),
-    ({"fused": "qkv"}, None),
-    ({"is_chunked": True}, None),
-    ({"residual_dtype": torch.bfloat16}, None),
-    ({}, RecomputeOptions()),
-    ({}, RecomputeOptions(group=2, nested=True)),
-]
-ALL = {"fused": True, "is_chunked": True, "residual_dtype": torch.bfloat16}
-
-
-def recomputing(network, options):
-    return nullcontext() if options is None else recompute_in_place(network, options)
+def recomputing(network, settings):
+    return nullcontext() if settings is None else recompute_in_place(network, RecomputeOptions(**settings))
 
 
 @pytest.mark.parametrize(
-    ("choices", "options", "compiled"),
-    [
-        *((*choice, False) for choice in CHOICES),
-        ({}, RecomputeOptions(), True),
-        (ALL, RecomputeOptions(keep="matmuls"), True),
-    ],
+    ("choices", "recompute", "compiled"),
+    yaml.safe_load("""
+- [{fused: true}, null, false]
+- [{fused: qkv}, null, false]
+- [{is_chunked: true}, null, false]
+- [{residual_dtype: bfloat16}, null, false]
+- [{}, {}, false]
+- [{}, {group: 2, nested: true}, false]
+- [{}, {}, true]
+- [{fused: true, is_chunked: true, residual_dtype: bfloat16}, {keep: matmuls}, true]
+"""),
 )
-def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, options, compiled):
-    def run(autocast, compiled, options, **choices):
+def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, recompute, compiled):
+    def run(autocast, compiled, recompute, **choices):
         torch.manual_seed(0)
         network, dtypes = Transformer(SHAPE, 64, "sdpa_math", **choices), []
         network.norm.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
         # 4 x 63 = 252 tokens do not divide into equal chunks.
         torch.manual_seed(1)
         inputs = batch(seq=63)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), recomputing(network, options):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), recomputing(network, recompute):
             with torch.inference_mode():
                 inference = network(*inputs)
             # Compile the whole network, or each block.
@@ -139,31 +133,26 @@ def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_
         return loss.item(), torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
 
     torch._dynamo.reset()
+    if "residual_dtype" in choices:
+        choices = {**choices, "residual_dtype": torch.bfloat16}
     for autocast, loss_tolerance, gradient_tolerance in ((False, 1e-6, 1e-6), (True, 1e-4, 2e-2)):
         if autocast or not (compiled or "residual_dtype" in choices):
             plain_loss, plain_gradients = run(autocast, False, None)
-            loss, gradients = run(autocast, compiled, options, **choices)
+            loss, gradients = run(autocast, compiled, recompute, **choices)
             assert loss == pytest.approx(plain_loss, rel=loss_tolerance)
             assert (gradients - plain_gradients).norm() < gradient_tolerance * plain_gradients.norm()
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize(
-    "options",
-    [
-        RecomputeOptions(),
-        RecomputeOptions(first=1),
-        RecomputeOptions(group=2),
-        RecomputeOptions(group=2, nested=True),
-        RecomputeOptions(keep="attention"),
-        RecomputeOptions(keep="matmuls"),
-    ],
+    "settings",
+    yaml.safe_load("[{}, {first: 1}, {group: 2}, {group: 2, nested: true}, {keep: attention}, {keep: matmuls}]"),
 )
-def test_recomputed_flops_are_those_of_pytorchs_counter(options, attention):
-    network = Transformer(SHAPE, 64, attention)
+def test_recomputed_flops_are_those_of_pytorchs_counter(settings, attention):
+    network, options = Transformer(SHAPE, 64, attention), RecomputeOptions(**settings)
 
-    def flops(options):
-        with FlopCounterMode(display=False) as counter, recomputing(network, options):
+    def flops(settings):
+        with FlopCounterMode(display=False) as counter, recomputing(network, settings):
             network(*batch()).backward()
         return counter.get_total_flops()
 
@@ -173,7 +162,7 @@ def test_recomputed_flops_are_those_of_pytorchs_counter(options, attention):
         # PyTorch's counter has no formula for the CPU's fused kernel, so the kernel's products are not in its count.
         runs = {(1, False): options.first or 2, (2, False): 2, (2, True): 3}[options.group, options.nested]
         recomputed -= runs * 4 * 64 * SHAPE.d_model
-    assert flops(options) - flops(None) == recomputed * 4 * 64
+    assert flops(settings) - flops(None) == recomputed * 4 * 64
 
 
 def test_networks_whose_projections_are_fused_in_other_ways_load_each_others_weights():

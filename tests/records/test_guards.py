@@ -23,26 +23,28 @@ CASES = yaml.safe_load((DATA / "guards.yaml").read_text())
 FAULTS = CASES["faults"]
 
 
-def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
+def guards_of(times=TIMES, step_s=None, skipped=(0, 0), losses=None, wall=1.0001, **changes):
     """Guards, by name, of a healthy run on a GPU with some changes.
 
     Args:
         times: step times of the window.
-        skipped: indices of steps that the scaler skipped.
+        step_s: a step time of all of them instead.
+        skipped: the first step that the scaler skipped, and the first that it did not skip any more.
         losses: losses by step, instead of healthy ones.
         wall: wall time of the window, relative to the sum of its steps.
         changes: values by dotted name, instead of those of the healthy record.
     """
+    times = [step_s] * 20 if step_s else times
     steps = [
         StepRecord(
             step=step,
             stage=Stage.WARMUP if step < 5 else Stage.WINDOW,
             micro_batches=1,
-            step_s=step_s,
+            step_s=time_s,
             loss=(losses or {}).get(step, 9.2 - 0.01 * step),
-            is_skipped=step in skipped,
+            is_skipped=step in range(*skipped),
         )
-        for step, step_s in enumerate([0.1] * 5 + times)
+        for step, time_s in enumerate([0.1] * 5 + times)
     ]
     shares = {"other": {"share_fraction": 0.005}, "data": {"share_fraction": 0.01}}
     measured = {
@@ -97,22 +99,21 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
     ("changes", "expected"),
     [
         *CASES["texts"],
-        (
-            {"skipped": range(5, 25)},
-            "skipped_steps fail all 20 steps of the window were skipped, and there is no step time",
-        ),
-        ({"skipped": range(25)}, "skipped_steps from the first step on: nothing was trained"),
-        ({"skipped": range(5, 7), "precision": "bf16-mixed"}, "skipped_steps warn 2 of 20; skipped_steps no loss"),
-        ({"precision": "bf16-mixed"}, "skipped_steps n/a"),
-        # What happens at its ends, such as synchronizations, may take a larger share of a short window.
-        ({"wall": 1.07, "times": [1e-4] * 20}, "window_identity pass"),
-        ({"wall": 1.08, "times": [1e-4] * 20}, "window_identity fail"),
-        ({"wall": 1.02, "times": [1e-2] * 20}, "window_identity fail"),
-        ({"wall": 1.02, "times": [1e-2] * 20, "device_state.other_process_count": 4}, "window_identity pass"),
-        ({"wall": 1.006, "times": [1e-2] * 20, "window.turn_steps_s": [1e-2] * 8}, "window_identity pass"),
-        ({"wall": 1.02, "times": [1e-2] * 20, "device_type": "cpu"}, "window_identity pass"),
-        ({"wall": 1.04, "times": [1e-2] * 20, "device_type": "cpu"}, "window_identity fail"),
-        ({"wall": 1.006, "times": [1e-1] * 20, "device_type": "cpu"}, "window_identity fail"),
+        *yaml.safe_load("""
+- [{skipped: [5, 25]}, "skipped_steps fail all 20 steps of the window were skipped, and there is no step time"]
+- [{skipped: [0, 25]}, "skipped_steps from the first step on: nothing was trained"]
+- [{skipped: [5, 7], precision: bf16-mixed}, skipped_steps warn 2 of 20; skipped_steps no loss]
+- [{precision: bf16-mixed}, skipped_steps n/a]
+# What happens at its ends, such as synchronizations, may take a larger share of a short window.
+- [{wall: 1.07, step_s: 1.0e-4}, window_identity pass]
+- [{wall: 1.08, step_s: 1.0e-4}, window_identity fail]
+- [{wall: 1.02, step_s: 0.01}, window_identity fail]
+- [{wall: 1.02, step_s: 0.01, device_state.other_process_count: 4}, window_identity pass]
+- [{wall: 1.006, step_s: 0.01, window.turn_steps_s: [0.01, 0.01]}, window_identity pass]
+- [{wall: 1.02, step_s: 0.01, device_type: cpu}, window_identity pass]
+- [{wall: 1.04, step_s: 0.01, device_type: cpu}, window_identity fail]
+- [{wall: 1.006, step_s: 0.1, device_type: cpu}, window_identity fail]
+"""),
         ({"device_type": "cpu", "times": [0.10] * 20 + [0.50] + [0.10] * 9}, "trend pass; spread outliers: 1"),
     ],
 )

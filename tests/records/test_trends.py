@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 
 from lmbench.records.endurance import Saving, leak_limit
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -17,21 +18,24 @@ NOISE = np.random.default_rng(0).normal(0, 1, COUNT)
 
 
 @pytest.mark.parametrize(
-    ("host_bytes", "growth_bytes", "leaks"),
-    [
-        (31 * MB * np.arange(COUNT) + 5 * MB * NOISE, 31 * MB, True),
-        # Growth that ends, one jump, and noise are no leaks.
-        (31 * MB * np.arange(COUNT).clip(max=50), None, False),
-        (400 * MB * (np.arange(COUNT) > 55) + MB * NOISE, None, False),
-        (5 * MB * NOISE, None, False),
-        (2_000 * np.arange(COUNT), 2_000, False),
-    ],
+    ("mb_per_step", "end", "jump_mb", "noise_mb", "leaks"),
+    yaml.safe_load("""
+- [31, 120, 0, 5, true]
+# Growth that ends, one jump, and noise are no leaks.
+- [31, 50, 0, 5, false]
+- [0, 120, 400, 1, false]
+- [0, 120, 0, 5, false]
+- [0.002, 120, 0, 0, false]
+"""),
 )
-def test_memory_that_grows_to_the_end_leaks_by_so_much_a_step(host_bytes, growth_bytes, leaks):
+def test_memory_that_grows_to_the_end_leaks_by_so_much_a_step(mb_per_step, end, jump_mb, noise_mb, leaks):
+    numbers = np.arange(COUNT)
+    host_bytes = MB * (mb_per_step * numbers.clip(max=end) + jump_mb * (numbers > 55) + noise_mb * NOISE)
     steps = [StepRecord(step=step, host_bytes=int(size)) for step, size in enumerate(host_bytes)]
     growth = growth_of(steps, "host_bytes")
     assert (growth.low_bytes_per_step > leak_limit(COUNT)) == leaks
-    assert growth_bytes is None or growth.bytes_per_step == pytest.approx(growth_bytes, rel=0.01)
+    if leaks or not noise_mb:
+        assert growth.bytes_per_step == pytest.approx(MB * mb_per_step, rel=0.01)
     assert growth_of(steps[:11], "host_bytes").bytes_per_step is None
 
 

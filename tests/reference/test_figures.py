@@ -87,14 +87,16 @@ def test_readmes_plan_is_in_the_reference():
 
 
 def publish(folder):
-    code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
-    axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
-    make_sweep(folder / "precision", axes, view="precision", repeats=3, change=lambda *_: {"environment.code": code})
-    assert main(["report", str(folder / "precision"), "--publish", str(folder / "h9")]) == 0
+    """The page and the rows of a results folder's report."""
+    assert main(["report", str(folder), "--publish", str(folder / "h9")]) == 0
     return (folder / "h9.md").read_text(), read_rows(folder / "h9.csv")
 
 
 def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path):
+    code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
+    axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
+    change = {"environment.code": code}
+    make_sweep(tmp_path / "precision", axes, view="precision", repeats=3, change=lambda *_: change)
     page, rows = publish(tmp_path)
     assert len(tables_of(page)) == 2
     assert without_row(page, rows) == set()
@@ -107,48 +109,44 @@ def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path):
         assert float(cell["step_low_s"]) < min(steps_s) < max(steps_s) < float(cell["step_high_s"])
 
 
-def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_reference_for_them(tmp_path, capsys):
+def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_reference_for_them(
+    tmp_path, capsys, printed
+):
     arms = [{"arm": "bare", "step_s": 0.1}, {"arm": "harness", "step_s": 0.1004, "over_bare_s": 0.0004}]
     notes = [["repeat", "lmbench overhead small_fp32"]]
     (tmp_path / "overhead.json").write_text(json.dumps({"tables": {"arms": arms}, "notes": notes}))
     make_sweep(tmp_path / "precision", {"trainer.precision": ["32-true"]}, view="precision")
-    assert main(["report", str(tmp_path), "--publish", str(tmp_path / "h9")]) == 0
-    page, rows = (tmp_path / "h9.md").read_text(), read_rows(tmp_path / "h9.csv")
+    page, rows = publish(tmp_path)
     assert re.search(r"\| harness +\| +100.40 \| +0.400 \|", page)
     assert "lmbench overhead small_fp32" in page
     assert without_row(page, rows) == set()
     capsys.readouterr()
-    assert main(["report", str(tmp_path / "precision"), "--reference", str(tmp_path / "h9.csv"), "--json"]) == 0
-    assert {key for key in json.loads(capsys.readouterr().out)["tables"]["cells"][0] if "no GPU named" in key} == set()
+    answer = json.loads(printed("report", tmp_path / "precision", "--reference", tmp_path / "h9.csv", "--json"))
+    assert not [key for key in answer["tables"]["cells"][0] if "no GPU named" in key]
 
 
-def test_publish_objects_to_runs_that_nobody_can_repeat_and_to_few_processes(tmp_path, capsys):
-    make_sweep(
-        tmp_path / "few", {"trainer.precision": ["32-true"]}, change=lambda run, repeat: {"environment.code": {}}
-    )
-    assert main(["report", str(tmp_path / "few"), "--publish", str(tmp_path / "few")]) == 0
-    said = flat(capsys.readouterr().out)
-    assert "had no commit" in said
-    assert "1 of its cells have fewer than 3 processes" in said
+def objections(folder, printed, changes):
+    """What `report --publish` says to a run of each of these precisions with these changes."""
+    make_sweep(folder, {"trainer.precision": [*changes]}, change=lambda run, repeat: changes[run["precision"]])
+    return flat(printed("report", folder, "--publish", folder))
 
 
-def test_publish_objects_to_runs_of_two_commits_of_lmbench(tmp_path, capsys):
-    commits = {"32-true": "c0ffee" * 6, "bf16-mixed": "decaf0" * 6}
+def test_publish_objects_to_runs_that_nobody_can_repeat_and_to_few_processes(tmp_path, printed):
+    text = objections(tmp_path / "few", printed, {"32-true": {"environment.code": {}}})
+    assert "had no commit" in text
+    assert "1 of its cells have fewer than 3 processes" in text
 
-    def change(run, repeat):
-        return {"environment.code": {"lmbench": {"commit": commits[run["precision"]], "is_dirty": False}}}
 
-    make_sweep(tmp_path / "s", {"trainer.precision": [*commits]}, change=change)
-    main(["report", str(tmp_path / "s"), "--publish", str(tmp_path / "s")])
-    assert "runs of 2 commits: c0ffeec0f, decaf0dec; a page is of one" in flat(capsys.readouterr().out)
+def test_publish_objects_to_runs_of_two_commits_of_lmbench(tmp_path, printed):
+    code = "environment.code.lmbench.commit"
+    text = objections(tmp_path / "s", printed, {"32-true": {code: "c0ffee" * 6}, "bf16-mixed": {code: "decaf0" * 6}})
+    assert "runs of 2 commits: c0ffeec0f, decaf0dec; a page is of one" in text
 
 
 @pytest.mark.parametrize(("module", "is_committed"), [("lmbench.model.LanguageModel", True), ("mine.Model", False)])
 def test_a_folder_without_commits_is_an_objection_only_to_code_that_may_lie_there(
-    module, is_committed, tmp_path, capsys
+    module, is_committed, tmp_path, printed
 ):
     code = {"lmbench": {"commit": "c0ffee" * 6, "is_dirty": False}, "project": {"commit": None, "is_dirty": None}}
     changes = {"environment.code": code, "model.name": module, "data.name": "lmbench.data.datamodule.TokenData"}
-    make_sweep(tmp_path / "s", {"trainer.precision": ["32-true"]}, change=lambda run, repeat: changes)
-    main(["report", str(tmp_path / "s"), "--publish", str(tmp_path / "s")])
-    assert ("had no commit" not in capsys.readouterr().out) == is_committed
+    assert ("had no commit" not in objections(tmp_path / "s", printed, {"32-true": changes})) == is_committed

@@ -118,6 +118,14 @@ def test_the_ending_of_a_file_says_its_format(tmp_path):
         assert (tmp_path / name).read_text().startswith(start)
 
 
+def screen(table, width):
+    """What a terminal of so many columns shows of a table."""
+    console = make_console(stream := io.StringIO())
+    console.width = width
+    print_answer(Answer(tables=[table]), console)
+    return stream.getvalue()
+
+
 WIDE = Table(
     "wide",
     "Wide",
@@ -134,12 +142,8 @@ WIDE = Table(
 - [22, result, [[one, "8", "123.45"], [one, slower]]]
 """),
 )
-def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below(width, left_out, rows, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    console = make_console(stream := io.StringIO())
-    console.width = width
-    print_answer(Answer(tables=[WIDE]), console)
-    text = stream.getvalue()
+def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below(width, left_out, rows):
+    text = screen(WIDE, width)
     assert max(map(len, text.splitlines())) <= width
     assert " ".join(text.partition("COLUMNS=")[2].split())[4:] == left_out
     assert [line.split() for line in text.splitlines() if line.startswith("one")] == rows
@@ -150,13 +154,11 @@ def test_a_line_without_a_label_goes_on_below_the_one_above_on_a_page_too():
     assert re.search(r'<p class="line"><span class="label ?"></span> measure longer</p>', page)
 
 
-def test_a_block_below_repeats_the_columns_that_tell_its_rows_apart(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
+def test_a_block_below_repeats_the_columns_that_tell_its_rows_apart():
     facts = [Column(name) for name in ("size", "context length", "precision", "optimizer")]
     rows = [["tiny", "64", precision, "AdamW", 0.1, 0.2] for precision in ("32-true", "bf16-mixed")]
     table = Table("steps", "Steps", [*facts, Column("backward", MS), Column("step median", MS)], rows)
-    print_answer(Answer(tables=[table]), make_console(stream := io.StringIO()))
-    lines = [line.split() for line in stream.getvalue().splitlines() if line.startswith("tiny")]
+    lines = [line.split() for line in screen(table, 50).splitlines() if line.startswith("tiny")]
     assert lines[2:] == [["tiny", "32-true", "100.00", "200.00"], ["tiny", "bf16-mixed", "100.00", "200.00"]]
 
 
@@ -194,10 +196,6 @@ def test_digits_follow_the_spread(mean_s, std_s, text):
     assert mean_and_std(mean_s, std_s) == text
 
 
-def test_a_wrapped_cell_does_not_break_within_a_number(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
-    rows = [["BucketedDDP (bucket_cap_mb 25.0)", "1"]]
-    stream = io.StringIO()
-    ways = Table("ways", "Ways", [Column("way"), Column("n" * 18)], rows)
-    print_answer(Answer(tables=[ways]), make_console(stream))
-    assert "25.0)" in stream.getvalue()
+def test_a_wrapped_cell_does_not_break_within_a_number():
+    ways = Table("ways", "Ways", [Column("way"), Column("n" * 18)], [["BucketedDDP (bucket_cap_mb 25.0)", "1"]])
+    assert "25.0)" in screen(ways, 50)

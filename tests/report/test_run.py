@@ -11,7 +11,6 @@ from fit_process import QUICK
 from paths import RUNS
 from tables import flat
 
-from lmbench.cli import main
 from lmbench.records.codec import decode_run, encode_run
 from lmbench.records.measured import Guard
 from lmbench.records.summary import complete_run
@@ -67,7 +66,7 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
 
 @pytest.mark.parametrize(
     ("synchronized_s", "words"),
-    [(0.0520, "the difference is communication"), (0.0480, "no difference above")],
+    yaml.safe_load("[[0.0520, the difference is communication], [0.0480, no difference above]]"),
 )
 def test_a_difference_below_its_noise_or_negative_is_not_called_communication(synchronized_s, words):
     """The steps vary by 0.12 ms."""
@@ -104,17 +103,13 @@ def test_a_price_of_the_device_gives_the_price_and_the_time_of_tokens():
     assert "cost         41.17 for 10^9 tokens, 6 h 52 min on 2 device(s)" in shown(run)
 
 
-def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_show_prints_what_fit_printed_and_the_printed_commands_work(here, monkeypatch, printed):
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["fit", "--config=smoke", "--model.num_layers=1", *QUICK, "--wandb.mode=offline"]) == 0
-    printed = capsys.readouterr().out
-    board = printed.splitlines()[-2:]
-    assert main(["show", "results"]) == 0
-    assert capsys.readouterr().out.splitlines() == printed.splitlines()[:-2]
-    assert board[0] == "W&B          offline, beside the result"
-    words = {line.split()[0]: shlex.split(line)[2:] for line in printed.splitlines() if line.startswith(TO_COPY[1:])}
-    assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
-    assert main([*words["repeat"], "--wandb.mode=disabled"]) == 0
-    assert len(list((tmp_path / "results").iterdir())) == 2
+    *lines, board, upload = printed("fit", "smoke", "--model.num_layers=1", *QUICK, "--wandb.mode=offline").splitlines()
+    assert printed("show", "results").splitlines() == lines
+    assert board == "W&B          offline, beside the result"
+    words = {line.split()[0]: shlex.split(line)[2:] for line in [*lines, upload] if line.startswith(TO_COPY[1:])}
+    assert words["upload"] == ["upload", str(next((here / "results").iterdir()))]
+    printed(*words["repeat"], "--wandb.mode=disabled")
+    assert len(list((here / "results").iterdir())) == 2

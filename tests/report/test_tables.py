@@ -12,7 +12,6 @@ from report_golden import make_attention
 from runs import make_sweep, section_of, table_rows
 
 from lmbench.catalogue import make_catalogue
-from lmbench.cli import main
 from lmbench.reference import FOLDER
 from lmbench.report.facts import FACT
 from lmbench.report.frame import Frame
@@ -72,12 +71,11 @@ def test_a_published_figure_stands_only_beside_cells_that_it_can_be_compared_wit
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
 
 
-def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, capsys, printed):
+def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, printed):
     mine = make_sweep(tmp_path / "mine", [{"trainer.precision": name} for name in ("32-true", "bf16-mixed")])
     theirs = tmp_path / "theirs.csv"
-    assert main(["report", str(mine), "--format", "csv", "--output", str(theirs)]) == 0
+    printed("report", mine, "--format=csv", f"--output={theirs}")
     theirs.write_text(theirs.read_text().replace("bf16-mixed", "16-mixed"))
-    capsys.readouterr()
     same, other = json.loads(printed("report", mine, "--reference", theirs, "--json"))["tables"]["cells"]
     for name in ("step_s", "step_std_s", "tokens_per_s", "peak_bytes"):
         assert same[f"reference {same['gpu']}: {name}"] == same[name]

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import yaml
 from paths import TRACES
 
 from lmbench.cli import main
@@ -72,6 +73,13 @@ class HandWritten:
         self.add(cat, name, ts, dur, args.get("stream", STREAM), **{"device": 0, "stream": STREAM, **known, **args})
         self.events[-1]["pid"] = args.get("device", 0)
 
+    def read(self, events):
+        """Add events, each a method and its arguments, named ones last."""
+        for method, *values in events:
+            named = values.pop() if isinstance(values[-1], dict) else {}
+            getattr(self, method)(*values, **named)
+        return self
+
     def document(self):
         known = {"lmbench": self.metadata, "distributedInfo": self.distributed}
         return {"schemaVersion": 1, **known, "traceEvents": self.events}
@@ -92,3 +100,17 @@ class HandWritten:
 
     def examined(self):
         return examine_trace(self.loaded())
+
+
+def planted(text):
+    """Traces by name, whose events are in YAML."""
+    return {name: HandWritten().read(events) for name, events in yaml.safe_load(text).items()}
+
+
+def write_ranks(folder, text, offset_us=0):
+    """Write a trace for each rank; the clock of a rank is as much ahead of the one before it."""
+    for rank, trace in enumerate(planted(text).values()):
+        trace.distributed = {"rank": rank, "world_size": 2}
+        for event in trace.events:
+            event["ts"] += offset_us * rank
+        trace.write(folder / f"{rank}.json")
