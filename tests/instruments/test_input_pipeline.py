@@ -36,15 +36,13 @@ def test_a_step_is_simulated(batches, model, workers, prefetched, epoch, step):
 
 @pytest.mark.parametrize(
     ("workers", "batch_s", "cpu_s", "epoch", "fix", "step_s"),
-    yaml.safe_load("""
-- [0, 0.09, 0, null, {num_workers: 5, persistent_workers: false}, 0.02]
-# Starting the workers would take a notable share of so short an epoch.
-- [0, 0.03, 0, 6, {num_workers: 2, persistent_workers: true}, 0.025]
-- [3, 0.03, 0, null, {num_workers: 3, persistent_workers: false}, 0.02]
-# The cores are busy: further workers would only share them.
-- [0, 0.09, 0.08, null, {num_workers: 2, persistent_workers: false}, 0.05]
-- [0, 0.0001, 0, null, {num_workers: 0, prefetch_factor: null}, 0.0201]
-"""),
+    [
+        (0, 0.09, 0, None, {"num_workers": 5, "persistent_workers": False}, 0.02),
+        (0, 0.03, 0, 6, {"num_workers": 2, "persistent_workers": True}, 0.025),
+        (3, 0.03, 0, None, {"num_workers": 3, "persistent_workers": False}, 0.02),
+        (0, 0.09, 0.08, None, {"num_workers": 2, "persistent_workers": False}, 0.05),
+        (0, 0.0001, 0, None, {"num_workers": 0, "prefetch_factor": None}, 0.0201),
+    ],
 )
 def test_the_fewest_workers_that_are_as_good_as_any_are_chosen(workers, batch_s, cpu_s, epoch, fix, step_s):
     made, model = Production([batch_s], cpu_s, epoch), ModelAlone(0.02, 0.02, free_cores=2, cores=2)

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import yaml
 from fit_process import measure_here
 from strangers import Failing
 from torch import nn
@@ -71,15 +70,15 @@ def gradients(net, options):
 @pytest.mark.parametrize("is_tuple", [False, True])
 @pytest.mark.parametrize(
     ("settings", "runs"),
-    yaml.safe_load("""
-- [{}, [2, 2, 2, 2, 2, 2]]
-- [{first: 2}, [2, 2, 1, 1, 1, 1]]
-- [{group: 4}, [2, 2, 2, 2, 2, 2]]
-- [{group: 3, nested: true}, [3, 3, 2, 3, 3, 2]]
-- [{keep: matmuls}, [2, 2, 2, 2, 2, 2]]
-- [{keep: all, offload: true}, [1, 1, 1, 1, 1, 1]]
-- [{offload: true}, [2, 2, 2, 2, 2, 2]]
-"""),
+    [
+        ({}, [2, 2, 2, 2, 2, 2]),
+        ({"first": 2}, [2, 2, 1, 1, 1, 1]),
+        ({"group": 4}, [2, 2, 2, 2, 2, 2]),
+        ({"group": 3, "nested": True}, [3, 3, 2, 3, 3, 2]),
+        ({"keep": "matmuls"}, [2, 2, 2, 2, 2, 2]),
+        ({"keep": "all", "offload": True}, [1, 1, 1, 1, 1, 1]),
+        ({"offload": True}, [2, 2, 2, 2, 2, 2]),
+    ],
 )
 def test_gradients_are_the_same_and_blocks_run_again_as_asked(settings, runs, is_tuple):
     net = Net(is_tuple)
@@ -136,11 +135,11 @@ def test_a_module_that_fails_has_its_blocks_back():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    yaml.safe_load("""
-- [{group: 0}, at least 1]
-- [{group: 2, keep: matmuls}, keep inputs]
-- [{offload: true, keep: matmuls}, keep inputs or all]
-"""),
+    [
+        ({"group": 0}, "at least 1"),
+        ({"group": 2, "keep": "matmuls"}, "keep inputs"),
+        ({"offload": True, "keep": "matmuls"}, "keep inputs or all"),
+    ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
@@ -162,7 +161,7 @@ def test_a_run_records_what_is_computed_again_and_counts_its_flops():
     assert measure_here(model, (tokens[0], tokens[1])).record.model.checkpoint == "none"
 
 
-@pytest.mark.parametrize("settings", yaml.safe_load("[{}, {first: 2}, {group: 2}, {keep: matmuls}]"))
+@pytest.mark.parametrize("settings", [{}, {"first": 2}, {"group": 2}, {"keep": "matmuls"}])
 def test_blocks_of_transformers_are_computed_again_without_a_cache(settings):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -79,12 +79,12 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, prin
 # The size `small`, at batch 4 and context 512.
 WIDTH, WIDE, LAYERS, VOCABULARY, TOKENS, CONTEXT = 768, 3072, 12, 10_000, 2048, 512
 H200 = {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}}
-FULL = yaml.safe_load("""
-flops: {per_token_flops: 260726784, causal_per_token_flops: 251289600, multiplier: 1, reason: null}
-window: {tokens: 4096, steps: 2}
-environment: {gpu: {name: NVIDIA H200, power_limit_w: 700.0}}
-world_size: 1
-""")
+FULL = {
+    "flops": {"per_token_flops": 260726784, "causal_per_token_flops": 251289600, "multiplier": 1, "reason": None},
+    "window": {"tokens": 4096, "steps": 2},
+    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
+    "world_size": 1,
+}
 
 
 def with_run(name, **changes):
@@ -191,16 +191,16 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
     assert (fractions[0], math.isnan(fractions[1])) == (pytest.approx(0.75), True)
 
 
-BOUND = yaml.safe_load("""
-flops: {per_token_flops: 6000000000, multiplier: 3}
-environment: {gpu: {name: NVIDIA H200, power_limit_w: 700.0}}
-world_size: 4
-model: {trainable_parameter_count: 1000000000, d_model: 1000, num_layers: 10}
-window__tokens: 40000
-window__steps: 1
-precision: bf16-mixed
-phases: {backward: {mean_s: 0.5}}
-""")
+BOUND = {
+    "flops": {"per_token_flops": 6000000000, "multiplier": 3},
+    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
+    "world_size": 4,
+    "model": {"trainable_parameter_count": 1000000000, "d_model": 1000, "num_layers": 10},
+    "window__tokens": 40000,
+    "window__steps": 1,
+    "precision": "bf16-mixed",
+    "phases": {"backward": {"mean_s": 0.5}},
+}
 
 
 def bounds_of(folder, printed, strategy):
@@ -227,9 +227,7 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
     assert scattering["least_tokens"] == pytest.approx(10_000 * 0.045 / (2 * forward_s))
 
 
-@pytest.mark.parametrize(
-    ("options", "measured"), yaml.safe_load("[[{prefetch: 2}, [0.5]], [{tensor_parallel_size: 2}, []]]")
-)
+@pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
 def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, printed):
     rows = bounds_of(tmp_path, printed, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured

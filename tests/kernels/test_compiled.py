@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 from tables import rows
 from trace_events import examined
 
@@ -30,16 +29,15 @@ unheard_of | what_is_this
 """)
 )
 #: The launches of each graph: a kernel, and the modules of a block that it computes.
-GRAPHS = yaml.safe_load("""
-two_modules: [norm attention_norm, mm attention.output, mm ffn.up, silu ffn, mm ffn.down]
-fused: [norm attention_norm, attention attention.core, mm ffn.up]
-sorted: [norm attention_norm, sort loss, mm ffn.up]
-# One name is listed twice, and once with the parts of two modules.
-repeated: [norm attention_norm, mm attention.q, norm ffn_norm attention_residual, mm ffn]
-same: [norm ffn_norm, mm ffn.up, mm ffn.gate, silu ffn]
-twin: [norm ffn_norm, mm ffn.up, mm head, silu ffn]
-other: [other head]
-""")
+GRAPHS = {
+    "two_modules": ["norm attention_norm", "mm attention.output", "mm ffn.up", "silu ffn", "mm ffn.down"],
+    "fused": ["norm attention_norm", "attention attention.core", "mm ffn.up"],
+    "sorted": ["norm attention_norm", "sort loss", "mm ffn.up"],
+    "repeated": ["norm attention_norm", "mm attention.q", "norm ffn_norm attention_residual", "mm ffn"],
+    "same": ["norm ffn_norm", "mm ffn.up", "mm ffn.gate", "silu ffn"],
+    "twin": ["norm ffn_norm", "mm ffn.up", "mm head", "silu ffn"],
+    "other": ["other head"],
+}
 
 
 def graph_of(name):

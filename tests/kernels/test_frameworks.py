@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 from paths import TRACES
 from tables import rows
 from trace_events import HandWritten, planted
@@ -37,15 +36,14 @@ def checked(note=NOTE, then="aten::item", at=100, steps=2):
 
 @pytest.mark.parametrize(
     ("changes", "is_told"),
-    yaml.safe_load("""
-- [{}, true]
-# gloo notes no size.
-- [{note: {}}, true]
-- [{note: {Collective name: broadcast, dtype: Long, In msg nelems: [1, 2]}}, false]
-- [{then: aten::add}, false]
-- [{at: 1500}, false]
-- [{steps: 1}, false]
-"""),
+    [
+        ({}, True),
+        ({"note": {}}, True),
+        ({"note": {"Collective name": "broadcast", "dtype": "Long", "In msg nelems": [1, 2]}}, False),
+        ({"then": "aten::add"}, False),
+        ({"at": 1500}, False),
+        ({"steps": 1}, False),
+    ],
     ids=str,
 )
 def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outside_of_the_phases(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 
 import pytest
-import yaml
 from paths import TRACES
 from tables import rows
 
@@ -110,17 +109,26 @@ def test_short_names_have_no_template_noise():
 
 @pytest.mark.parametrize(
     ("name", "short"),
-    yaml.safe_load("""
-- ["void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int,
-    at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)", "vec_elementwise[add]"]
-- ["void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous
-    namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4>
-    >(int)", "multi_tensor_apply[FusedAdamMath]"]
-- ["void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(cutlass_80_simt_sgemm_128x256_8x4_nt_align1::\\
-    Params)", cutlass_80_simt_sgemm_128x256_8x4_nt_align1]
-- [nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN, nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN]
-- [_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_, add_rmsnorm_quant_kernel]
-"""),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
+            "vec_elementwise[add]",
+        ),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+            "FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4> >"
+            "(int)",
+            "multi_tensor_apply[FusedAdamMath]",
+        ),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>"
+            "(cutlass_80_simt_sgemm_128x256_8x4_nt_align1::Params)",
+            "cutlass_80_simt_sgemm_128x256_8x4_nt_align1",
+        ),
+        ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN"),
+        ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
+    ],
 )
 def test_short_names_tell_what_ran(name, short):
     assert short_name(name) == short

@@ -91,13 +91,12 @@ def path_us(record):
 
 @pytest.mark.parametrize(
     ("trace", "expected"),
-    yaml.safe_load("""
-- [two_streams, {launching: 6, gemm: 100, exposed all-reduce: 300, short gaps: 2, softmax: 92}]
-- [unnoted_wait, {launching: 20, elementwise: 380, short gaps: 3, softmax: 97}]
-# The host launches, works for 200 us and launches again. The synchronize returns 4 us after the product.
-- [late_host, {launching: 213, gemm: 100, synchronizing: 4, softmax: 183}]
-- [replayed, {launching: 20, gemm: 300, short gaps: 2}]
-"""),
+    [
+        ("two_streams", {"launching": 6, "gemm": 100, "exposed all-reduce": 300, "short gaps": 2, "softmax": 92}),
+        ("unnoted_wait", {"launching": 20, "elementwise": 380, "short gaps": 3, "softmax": 97}),
+        ("late_host", {"launching": 213, "gemm": 100, "synchronizing": 4, "softmax": 183}),
+        ("replayed", {"launching": 20, "gemm": 300, "short gaps": 2}),
+    ],
 )
 def test_the_path_is_the_planted_one(trace, expected, tmp_path, capsys):
     assert path_us(answer(capsys, PLANTED[trace].write(tmp_path / "t.json"), "--path")) == expected

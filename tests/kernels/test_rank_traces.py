@@ -8,11 +8,11 @@ from paths import GOLDEN
 from plain_sums import plain_sums
 from trace_events import HandWritten, answer, shown, write_ranks
 
-COLLECTIVES = yaml.safe_load("""
-all-reduce: {Collective name: allreduce, In msg nelems: 1000, Out msg nelems: 1000, dtype: Float}
-all-gather: {Collective name: _allgather_base, In msg nelems: 300, Out msg nelems: 600, dtype: Half}
-point-to-point: {Collective name: send, In msg nelems: 8, dtype: Long}
-""")
+COLLECTIVES = {
+    "all-reduce": {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
+    "all-gather": {"Collective name": "_allgather_base", "In msg nelems": 300, "Out msg nelems": 600, "dtype": "Half"},
+    "point-to-point": {"Collective name": "send", "In msg nelems": 8, "dtype": "Long"},
+}
 GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
 
 

@@ -127,11 +127,11 @@ def test_the_advice_names_what_the_device_waits_for(trace, phase, verdict, words
 
 @pytest.mark.parametrize(
     ("plan", "facts", "words"),
-    yaml.safe_load("""
-- [[40, 36, 10], {compile: {is_enabled: true, mode: default}}, compile mode reduce-overhead]
-- [[40, 36, 10], {compile: {is_enabled: true, mode: reduce-overhead}}, a larger batch gives each]
-- [[40, 0, 100], {precision: 32-true}, bf16-mixed or TF32 (--measure.matmul_precision high)]
-"""),
+    [
+        ([40, 36, 10], {"compile": {"is_enabled": True, "mode": "default"}}, "compile mode reduce-overhead"),
+        ([40, 36, 10], {"compile": {"is_enabled": True, "mode": "reduce-overhead"}}, "a larger batch gives each"),
+        ([40, 0, 100], {"precision": "32-true"}, "bf16-mixed or TF32 (--measure.matmul_precision high)"),
+    ],
 )
 def test_advice_asks_for_nothing_that_the_run_does_already(tmp_path, plan, facts, words):
     phases = examine(run_folder(tmp_path, twice({"forward": plan}, "ampere_sgemm_128x64_tn"), **facts)).phases

@@ -89,6 +89,8 @@ ONE_BY_ONE = {
 #: Collectives of several ranks sent nothing: they were in PyTorch's `fake` process group.
 MEASURED_RANKS = yaml.safe_load("""
 - [1, fsdp2, [1.9025, 2.0725], --trainer.devices=2 --trainer.accumulate_grad_batches=2]
+- [1, fsdp2, [0.9846, 1.2081], --trainer.devices=4]
+- [1, fsdp2, [0.9577, 1.1886], --trainer.devices=4 --trainer.compile.regional=true]
 - [4, ddp, [3.9109, 3.9305], ""]
 # Dynamo splits the graph of each block where a bucket of gradients is full.
 - [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true --trainer.compile.split_at_buckets=true]

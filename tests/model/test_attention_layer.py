@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import yaml
 from fit_process import bench
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -51,7 +50,7 @@ def test_a_run_has_phases_flops_and_saved_bytes_and_no_loss(tmp_path):
 
 @pytest.mark.parametrize(
     ("attention", "precision", "itemsize"),
-    yaml.safe_load("[[sdpa, 32-true, 4], [sdpa_flash, 64-true, 8]]"),
+    [("sdpa", "32-true", 4), ("sdpa_flash", "64-true", 8)],
 )
 def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, precision, itemsize, tmp_path):
     words = ["--data.context_length=64", "--data.batch_size=1", "--trainer.precision", precision]

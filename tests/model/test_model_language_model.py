@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch import seed_everything
 
 from lmbench.data.datamodule import TokenData
@@ -47,7 +46,7 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop
 
 @pytest.mark.parametrize(
     ("variant", "fused", "foreach"),
-    yaml.safe_load("[[null, true, null], [fused, true, null], [foreach, null, true], [loop, false, false]]"),
+    [(None, True, None), ("fused", True, None), ("foreach", None, True), ("loop", False, False)],
 )
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, fused, foreach):

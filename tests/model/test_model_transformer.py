@@ -8,7 +8,6 @@ from itertools import permutations
 
 import pytest
 import torch
-import yaml
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -100,16 +99,16 @@ def recomputing(network, settings):
 
 @pytest.mark.parametrize(
     ("choices", "recompute", "compiled"),
-    yaml.safe_load("""
-- [{fused: true}, null, false]
-- [{fused: qkv}, null, false]
-- [{is_chunked: true}, null, false]
-- [{residual_dtype: bfloat16}, null, false]
-- [{}, {}, false]
-- [{}, {group: 2, nested: true}, false]
-- [{}, {}, true]
-- [{fused: true, is_chunked: true, residual_dtype: bfloat16}, {keep: matmuls}, true]
-"""),
+    [
+        ({"fused": True}, None, False),
+        ({"fused": "qkv"}, None, False),
+        ({"is_chunked": True}, None, False),
+        ({"residual_dtype": "bfloat16"}, None, False),
+        ({}, {}, False),
+        ({}, {"group": 2, "nested": True}, False),
+        ({}, {}, True),
+        ({"fused": True, "is_chunked": True, "residual_dtype": "bfloat16"}, {"keep": "matmuls"}, True),
+    ],
 )
 def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, recompute, compiled):
     def run(autocast, compiled, recompute, **choices):
@@ -146,7 +145,7 @@ def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize(
     "settings",
-    yaml.safe_load("[{}, {first: 1}, {group: 2}, {group: 2, nested: true}, {keep: attention}, {keep: matmuls}]"),
+    [{}, {"first": 1}, {"group": 2}, {"group": 2, "nested": True}, {"keep": "attention"}, {"keep": "matmuls"}],
 )
 def test_recomputed_flops_are_those_of_pytorchs_counter(settings, attention):
     network, options = Transformer(SHAPE, 64, attention), RecomputeOptions(**settings)

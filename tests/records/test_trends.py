@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import yaml
 
 from lmbench.records.endurance import Saving, leak_limit
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -19,14 +18,13 @@ NOISE = np.random.default_rng(0).normal(0, 1, COUNT)
 
 @pytest.mark.parametrize(
     ("mb_per_step", "end", "jump_mb", "noise_mb", "leaks"),
-    yaml.safe_load("""
-- [31, 120, 0, 5, true]
-# Growth that ends, one jump, and noise are no leaks.
-- [31, 50, 0, 5, false]
-- [0, 120, 400, 1, false]
-- [0, 120, 0, 5, false]
-- [0.002, 120, 0, 0, false]
-"""),
+    [
+        (31, 120, 0, 5, True),
+        (31, 50, 0, 5, False),
+        (0, 120, 400, 1, False),
+        (0, 120, 0, 5, False),
+        (0.002, 120, 0, 0, False),
+    ],
 )
 def test_memory_that_grows_to_the_end_leaks_by_so_much_a_step(mb_per_step, end, jump_mb, noise_mb, leaks):
     numbers = np.arange(COUNT)

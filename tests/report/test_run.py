@@ -66,7 +66,7 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
 
 @pytest.mark.parametrize(
     ("synchronized_s", "words"),
-    yaml.safe_load("[[0.0520, the difference is communication], [0.0480, no difference above]]"),
+    [(0.052, "the difference is communication"), (0.048, "no difference above")],
 )
 def test_a_difference_below_its_noise_or_negative_is_not_called_communication(synchronized_s, words):
     """The steps vary by 0.12 ms."""
