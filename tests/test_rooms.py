@@ -60,6 +60,9 @@ def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
     assert "spread of losses" in shown.stdout, shown.stdout + shown.stderr
     assert next(guard for guard in record["guards"] if guard["name"] == "loss_spread")["status"] == "pass"
     assert "squared loss (nat²)" in shown.stdout
+    (folder / "wrong.yaml").write_text(STUDY.replace("scalars.squared_loss", "scalars.squared_los"))
+    shown = lmbench(folder, environment, "report", "results/losses", "--view", "wrong.yaml", "--format", "markdown")
+    assert "no run has scalars.squared_los; did you mean scalars.squared_loss?" in shown.stdout
     # A result is read also where the package is not.
     listed = lmbench(folder, dict(os.environ), "list", "results/losses")
     assert listed.returncode == 0, listed.stderr

@@ -38,6 +38,8 @@ BASELINE = "{baseline}"
 _SCALARS = "scalars."
 #: Begins the names of what rooms of installed packages recorded.
 _ROOMS = "rooms."
+#: Begins the names of columns that a run may have under any name.
+OPEN = (_SCALARS, _ROOMS)
 #: The unit of a change relative to the baseline.
 CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
