@@ -76,16 +76,16 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
         """The class, function or text that a key names.
 
         Raises:
-            UsageError: there is none, or the settings lack the switch or an argument.
+            UsageError: there is none, a class is no dataclass, or the settings lack the switch or an argument.
         """
         name = getattr(self, key)
         try:
             loaded = resolve_name(name)
-        except (AttributeError, ImportError) as error:
+            known = [field.name for field in fields(loaded)] if key in ("settings", "record", "scalars") else []
+        except (AttributeError, ImportError, TypeError) as error:
             raise UsageError(f"the room {self.name}: {key} {name!r} cannot be loaded ({error})") from error
-        known = [field.name for field in fields(loaded)] if key == "settings" else []
-        for setting in filter(None, (self.switch, *self.arguments)):
-            if known and setting not in known:
+        for setting in filter(None, (self.switch, *self.arguments)) if key == "settings" else ():
+            if setting not in known:
                 raise UsageError(f"the room {self.name}: {name} has no setting {setting!r}{suggest(setting, known)}")
         return loaded
 

@@ -78,8 +78,9 @@ def test_an_installed_room_tells_what_its_numbers_mean_and_has_a_page_in_the_gui
 
 
 @pytest.mark.parametrize(("change", "words", "message"), [
-    ('switch="record"|switch="recrod"', "fit --spread.record=true",
-     "loss_spread:SpreadSettings has no setting 'recrod'; did you mean record?"),
+    ('switch="record"|switch="recordd"', "fit --spread.record=true",
+     "loss_spread:SpreadSettings has no setting 'recordd'; did you mean record?"),
+    ("SpreadRecord\"|ROOM\"", "fields spread", "record 'loss_spread:ROOM' cannot be loaded (must be called"),
     ("SpreadRecord\"|Spread\"", "fields spread", "record 'loss_spread:Spread' cannot be loaded"),
 ])  # fmt: skip
 def test_a_room_that_names_what_is_not_there_is_one_line(change, words, message, spread, tmp_path):
