@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pkgutil import resolve_name
-
 from lmbench.report.charts import CORE
 from lmbench.report.over import OVER
 from lmbench.report.published import reference_feature
@@ -14,5 +12,5 @@ from lmbench.rooms import ROOMS
 def make_catalogue(reference: str | None = None) -> Catalogue:
     """The Catalogue of the report and of all rooms, with the figures of a `reference`."""
     references = [reference_feature(reference)] if reference else []
-    features = [resolve_name(room.columns) for room in ROOMS if room.columns]
+    features = [room.load("columns") for room in ROOMS if room.columns]
     return Catalogue(CORE, *features, OVER, *references)

@@ -8,12 +8,14 @@ known without PyTorch. An installed package adds a room by an entry point of the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import Any
 
 from msgspec import Struct
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 
 #: The group of entry points by which installed packages bring rooms.
 GROUP = "lmbench.rooms"
@@ -41,10 +43,13 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
         reader: function that completes the record from the recording. It takes the run's folder and returns the value
             of the record's `field`, and guards.
         field: field of the record that the reader fills.
-        record: class of that field; without one it is a mapping.
+        record: class of that field, or of an installed package's `rooms.NAME`: a dataclass of `lmbench.records.field`,
+            whose fields `lmbench fields` and the columns of reports then know. Without one the field is a mapping.
+        scalars: class of the scalars that the observer logs, described in the same way.
         outcomes: outcomes of runs whose recording is read when they end.
         noun: word for the recording in the message that it cannot be read.
         columns: the `lmbench.report.view.Feature` that the room adds to reports.
+        guide: text of the room's page in the guide, Markdown: `loss_spread:__doc__`.
     """
 
     name: str
@@ -64,6 +69,25 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
     outcomes: tuple[str, ...] = ("ok",)
     noun: str = "recording"
     columns: str = ""
+    scalars: str = ""
+    guide: str = ""
+
+    def load(self, key: str) -> Any:
+        """The class, function or text that a key names.
+
+        Raises:
+            UsageError: there is none, a class is no dataclass, or the settings lack the switch or an argument.
+        """
+        name = getattr(self, key)
+        try:
+            loaded = resolve_name(name)
+            known = [field.name for field in fields(loaded)] if key in ("settings", "record", "scalars") else []
+        except (AttributeError, ImportError, TypeError) as error:
+            raise UsageError(f"the room {self.name}: {key} {name!r} cannot be loaded ({error})") from error
+        for setting in filter(None, (self.switch, *self.arguments)) if key == "settings" else ():
+            if setting not in known:
+                raise UsageError(f"the room {self.name}: {name} has no setting {setting!r}{suggest(setting, known)}")
+        return loaded
 
 
 _OWN = (
@@ -146,4 +170,5 @@ def _installed() -> Iterator[Room]:
         yield room
 
 
-ROOMS = (*_OWN, *_installed())
+INSTALLED = (*_installed(),)
+ROOMS = (*_OWN, *INSTALLED)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lmbench.callbacks import MeasurementSession, MemoryRecorder, PhaseTimer, SyncFinder, TrainingCheck
 from lmbench.device import DEVICES, best_device, device_of, synchronize
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, unknown
 from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.host import host_state, read_host
@@ -387,11 +387,13 @@ def check_truths(device_type: str | None) -> Answer:
     """Run every check; the exit code is 1 if one failed, or 11 if one is undecided because the machine is busy.
 
     Args:
-        device_type: `cpu` or `cuda`; None takes a GPU if there is one.
+        device_type: a key of DEVICES; None takes a GPU if there is one.
 
     Raises:
-        UsageError: this machine has no such device.
+        UsageError: lmbench or this machine has no such device.
     """
+    if device_type is not None and device_type not in DEVICES:
+        raise unknown("device", device_type, DEVICES)
     if device_type is not None and not DEVICES[device_type].is_available():
         raise UsageError(f"no {device_type.upper()} device here; use `lmbench selfcheck cpu`")
     device = torch.device(device_type) if device_type else best_device()

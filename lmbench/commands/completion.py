@@ -14,6 +14,7 @@ from lmbench.fit_options import group_options
 from lmbench.guide import topics
 from lmbench.records.named import given_names
 from lmbench.records.store import RESULTS
+from lmbench.report.render import FORMATS
 from lmbench.standard_output import write_result
 
 #: Words that a command takes beside results.
@@ -21,6 +22,11 @@ _OFFERED = {
     **dict.fromkeys(("sweep", "board"), shipped_studies()),
     **dict.fromkeys(("memory", "compare", "noise", "tune", "judge"), shipped_configs()),
     "completion": ("bash", "zsh"), "guide": topics(),
+}  # fmt: skip
+
+#: Words that follow another word.
+_FOLLOWING: dict[str, Iterable[str]] = {
+    **dict.fromkeys(("--config", "-c", *MEASURING), shipped_configs()), "--format": FORMATS,
 }  # fmt: skip
 
 
@@ -78,8 +84,8 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
                 return options
         group = current.removeprefix("--").partition(".")[0]
         return [*options, *daily, "--config", *(f"--{name}" for name in group_options(group))]
-    if previous in ("--config", "-c", *MEASURING):
-        return shipped_configs()
+    if previous in _FOLLOWING:
+        return _FOLLOWING[previous]
     offered = [*_OFFERED.get(command, ())]
     kinds = getattr(function, "__annotations__", {}).values()
     if value == "RESULT" or any(kind.startswith("Result") for kind in kinds):

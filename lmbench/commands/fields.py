@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lmbench.errors import UsageError, suggest
+from lmbench.records.guards import rules
 from lmbench.records.schema import RECORDS
 from lmbench.records.schema import fields as fields_of
 from lmbench.report.answer import Answer, Column, Table, Value
@@ -25,15 +26,16 @@ _COLUMNS = (
 
 
 def fields(*names: str) -> Answer:
-    """Tells what the fields of a record and the columns of reports mean.
+    """Tells what the fields of a record, the columns of reports and the guards mean.
 
     A name is that of a field (`step_s`, `phases.<phase>.mean_s`), its last word (`mean_s`), a part of the record
-    (`memory`), a group, a word in names of fields (`mfu`), or a column (`speedup`). Without a name, the groups of
-    fields are listed; `size` also lists the named sizes of models. Fields have these names in run.json, in W&B and as
-    columns of a study. Records hold SI units; ms, GiB and % exist only where they are shown.
+    (`memory`), a group, a word in names of fields (`mfu`), a column (`speedup`) or a guard
+    (`spread`). Without a name, the groups of fields are listed; `size` also lists the named sizes of models. Fields
+    have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist only
+    where they are shown.
 
     Args:
-        names: a field, its last word, a part of the record, or a column
+        names: a field, its last word, a part of the record, a column, or a guard
     """
     quantities: Mapping[str, Quantity] = {}
     if names:
@@ -47,19 +49,25 @@ def fields(*names: str) -> Answer:
         part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
         exact = [field for field in all_fields if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
         matches = exact or [field for field in all_fields if name == _slug(field.group) or name in field.name]
-        if not matches and name not in quantities:
+        # A key of a mapping, such as `scalars.NAME`, is told by the mapping.
+        matches = matches or [field for field in all_fields if name.startswith(f"{field.name}.")]
+        if not matches and name not in {*quantities, *rules()}:
             words = {word for field in all_fields for word in (field.name, field.name.rpartition(".")[2])}
-            raise UsageError(
-                f"no field is called {name!r}{suggest(name, {*words, *quantities})}; `lmbench fields` lists them all"
-            )
+            near = suggest(name, {*words, *quantities, *rules()})
+            raise UsageError(f"no field is called {name!r}{near}; `lmbench fields` lists them all")
         chosen += matches
     # Fields that differ only in their phase share a row.
     abouts = {(field.group, field.pattern): field.about for field in chosen}
     rows = [[_slug(group), name, about.unit, about.better, about.meaning] for (group, name), about in abouts.items()]
     table = Table("fields", "Fields", _COLUMNS, rows)
     columns: list[list[Value]] = [[name, quantities[name].meaning] for name in names if name in quantities]
+    guards: list[list[Value]] = [[name, *rules()[name].texts] for name in names if name in rules()]
     if names:
-        tables = [table, Table("columns", "Columns of reports", [Column("column"), Column("meaning")], columns)]
+        tables = [
+            table,
+            Table("columns", "Columns of reports", [Column("column"), Column("meaning")], columns),
+            Table("guards", "Guards", [Column("guard"), Column("message"), Column("advice")], guards),
+        ]
         return Answer(tables=[part for part in tables if part.rows] + ([_sizes()] if "size" in names else []))
     groups = Counter(group for group, _ in abouts).items()
     about: list[list[Value]] = [[_slug(group), count, group.partition(": ")[2]] for group, count in groups]

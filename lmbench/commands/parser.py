@@ -113,6 +113,8 @@ class CommandParser(argparse.ArgumentParser):
         words: Values = {"help": f"{meaning}{shown}".replace("%", "%%")}
         if kind is bool:
             words["action"] = "store_true"
+        elif typing.get_origin(kind) is typing.Literal:
+            words["choices"] = typing.get_args(kind)
         else:
             if typing.get_origin(kind) is list:
                 words["action"] = "append"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lmbench.device.clock import HostClock
 from lmbench.device.protocol import Device
+from lmbench.device.sensor import Sensor
 
 
 class Cpu(Device):
@@ -21,3 +22,6 @@ class Cpu(Device):
 
     def clock(self, name: str) -> HostClock:
         return HostClock()
+
+    def sensor(self) -> Sensor:
+        return Sensor()

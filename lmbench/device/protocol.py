@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity
 from lmbench.device.clock import HostClock
 from lmbench.device.history import History
 from lmbench.device.sensor import Sensor
+from lmbench.records.run import GpuFacts
 
 #: A method that is called with the device's index, the requested bytes, and the bytes that are free on the device.
 Refused = Callable[[int, int, int], None]
@@ -85,8 +86,8 @@ class Device(Protocol):
         return None
 
     def sensor(self) -> Sensor:
-        """The sensor of the device's state."""
-        return Sensor()
+        """The sensor of the device's state; by default the device's name is all that it knows."""
+        return Sensor(GpuFacts(name=self.name()))
 
     def history(self) -> History | None:
         """The history of the caching allocator, not yet started; None where PyTorch keeps none."""

@@ -13,11 +13,18 @@ from lmbench.records.run import GpuFacts
 
 
 class Sensor:
-    """The sensor of a device of which no library tells anything, as of a CPU: all figures are None but the time."""
+    """The sensor of a device of which no library tells anything: all figures are None but the time.
+
+    Args:
+        gpu: what PyTorch knows of the device; None for a CPU.
+    """
+
+    def __init__(self, gpu: GpuFacts | None = None) -> None:
+        self._gpu = gpu or GpuFacts()
 
     def facts(self) -> GpuFacts:
         """The `environment.gpu` of a run's record."""
-        return GpuFacts()
+        return self._gpu
 
     def read(self) -> DeviceReading:
         """The state of the device now; takes about a millisecond."""

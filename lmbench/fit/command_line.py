@@ -6,7 +6,6 @@ import json
 import re
 from functools import cache, partial
 from itertools import zip_longest
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +36,7 @@ FOLLOWING = (
     ("model", "data", "vocab_size"),
 )
 _GROUPS: dict[str, type] = {
-    "measure": MeasureSettings, **{room.name: resolve_name(room.settings) for room in ROOMS if room.settings},
+    "measure": MeasureSettings, **{room.name: room.load("settings") for room in ROOMS if room.settings},
     "wandb": WandbSettings, "timer": PhaseTimer,
 }  # fmt: skip
 

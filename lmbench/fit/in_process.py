@@ -15,7 +15,6 @@ from copy import deepcopy
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
 
@@ -233,7 +232,7 @@ def _groups(instrument: str, flags: Values) -> Values:
         rank_count = count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags})
     if rank_count > 1:
         raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")
-    rooms = {room.name: vars(resolve_name(room.settings)()) for room in ROOMS if room.settings}
+    rooms = {room.name: vars(room.load("settings")()) for room in ROOMS if room.settings}
     groups = {**rooms, "timer": {}, "trainer": flags}
     for option, value in PASS[instrument].options.items():
         group, _, name = option.partition(".")

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -257,7 +256,7 @@ class Measurement:
             options = self.rooms.get(room.name, {})
             if room.observer and options.get(room.switch):
                 arguments = {name: options[name] for name in room.arguments}
-                instruments.append(resolve_name(room.observer)(**arguments))
+                instruments.append(room.load("observer")(**arguments))
                 if "steps" in arguments:
                     schedule = replace(schedule, steps=arguments["steps"], min_window_s=0.0)
         return [
@@ -288,9 +287,9 @@ def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
     run, path = recorder.run, recorder.folder.path
     for room in ROOMS:
         if room.reader and run.outcome in room.outcomes and recording_of(run, room):
-            record = value_at(run, room.field) or (resolve_name(room.record)() if room.record else {})
+            record = value_at(run, room.field) or (room.load("record")() if room.record else {})
             failure = f"the {room.noun} could not be examined"
-            _complete(recorder, room.field, record, failure, partial(resolve_name(room.reader), path))
+            _complete(recorder, room.field, record, failure, partial(room.load("reader"), path))
     if is_predicted and run.outcome in ("ok", "oom"):
         failure = "its memory could not be predicted"
         _complete(recorder, "memory_prediction", MemoryPrediction(), failure, partial(_prediction, run, path))

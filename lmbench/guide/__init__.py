@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from inspect import cleandoc
+
+from lmbench.rooms import INSTALLED
 
 INDEX = "index"
 
@@ -14,5 +17,9 @@ def topics() -> list[str]:
 
 
 def text(topic: str) -> str:
-    """A page's Markdown as its file has it."""
-    return (files(__name__) / f"{topic}.md").read_text("utf-8")
+    """A page's Markdown as its file has it, or a room of an installed package; the index also links to such pages."""
+    file, rooms = files(__name__) / f"{topic}.md", {room.name: room for room in INSTALLED if room.guide}
+    if not file.is_file():
+        return cleandoc(rooms[topic].load("guide")) + "\n"
+    links = "".join(f"- [{name}]({name}.md): a room of an installed package\n" for name in rooms)
+    return file.read_text("utf-8") + (links if topic == INDEX else "")

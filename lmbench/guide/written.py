@@ -25,7 +25,7 @@ _FOLDERS = Path(version.__file__).parents[:2]
 def page(topic: str, catalogue: Catalogue) -> str:
     """A page's Markdown, complete with the parts that are written from the code."""
     parts = {"columns": lambda: _columns(catalogue), "fields": _fields, "guards": _guards, "api": _api}
-    return re.sub(r"^<!-- (\w+) -->$", lambda line: parts[line[1]](), text(topic), flags=re.MULTILINE)
+    return re.sub(r"^<!-- (\w+) -->$", lambda line: parts.get(line[1], line.group)(), text(topic), flags=re.MULTILINE)
 
 
 def _columns(catalogue: Catalogue) -> str:
@@ -45,7 +45,7 @@ def _guards() -> str:
     lines = []
     for name, rule in rules().items():
         limit = f" above {rule.limit:g} {rule.unit}" if rule.unit else ""
-        message, advice = (re.sub(r"\{.*?\}", "...", words) for words in (rule.message, rule.advice))
+        message, advice = rule.texts
         # Two blanks at a line's end break the line.
         lines.append(f"- `{name}` ({rule.beyond}{limit}): {escaped(message)}  \n  {escaped(advice)}".rstrip())
     return "\n".join(lines)

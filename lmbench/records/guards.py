@@ -8,6 +8,7 @@ Here the guards' figures are computed; `guards.toml` has their texts and limits.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -52,6 +53,11 @@ class Rule(msgspec.Struct, frozen=True):
     unit: str = ""
     beyond: Status = "warn"
     variants: dict[str, Values] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        """Message and advice with dots for the figures."""
+        return [re.sub(r"\{.*?\}", "...", text) for text in (self.message, self.advice)]
 
 
 @cache

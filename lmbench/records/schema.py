@@ -17,6 +17,7 @@ from lmbench.records.field import ABOUT, UNITS, About, PerPhase
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import SPANS, Values
+from lmbench.rooms import INSTALLED
 
 Kind = Literal["step", "run"]
 
@@ -52,8 +53,13 @@ class SchemaField:
 
 @cache
 def fields(kind: Kind) -> dict[str, SchemaField]:
-    """Every field of a step's or a run's record by its dotted name, in the order of the classes."""
-    return {field.name: field for field in _walk(RECORDS[kind])}
+    """Every field of a step's or a run's record by its dotted name, in the order of the classes; last those that rooms
+    of installed packages describe."""
+    parts = [("", RECORDS[kind])]
+    parts += [("scalars.", room.load("scalars")) for room in INSTALLED if room.scalars]
+    if kind == "run":
+        parts += [(f"rooms.{room.name}.", room.load("record")) for room in INSTALLED if room.record]
+    return {field.name: field for prefix, part in parts for field in _walk(part, prefix, prefix)}
 
 
 def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:

@@ -79,7 +79,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
                 series[name].append(value)
     run.scalars = {name: mean_of(values) for name, values in series.items()}
     run.throughput = _throughput(run)
-    run.guards = evaluate_guards(run, steps)
+    # Guards that observers added follow lmbench's own.
+    run.guards = [*evaluate_guards(run, steps), *run.guards]
     run.throughput.refuse_impossible()
 
 

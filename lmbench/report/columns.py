@@ -38,6 +38,8 @@ BASELINE = "{baseline}"
 _SCALARS = "scalars."
 #: Begins the names of what rooms of installed packages recorded.
 _ROOMS = "rooms."
+#: Begins the names of columns that a run may have under any name.
+OPEN = (_SCALARS, _ROOMS)
 #: The unit of a change relative to the baseline.
 CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
@@ -95,7 +97,11 @@ class Quantity:
             return cells | {cell: replace(cells[cell], p=p) for cell, p in adjusted}
         cells = dict[int, Cell]()
         for cell in frame.ok:
-            if numbers := frame.numbers(cell, self.expression):
+            numbers = frame.numbers(cell, self.expression)
+            if not numbers and self.name.startswith(_SCALARS):
+                # A room's observer logs in the runs of its pass alone.
+                numbers = [value for value in [beside(self.name)(frame, cell)] if value is not None]
+            if numbers:
                 std = low = high = None
                 if self.has_spread:
                     std = sample_std(numbers)
@@ -112,8 +118,9 @@ class Quantity:
     def heading(self, frame: Frame) -> Column:
         """The column of a table that shows this one."""
         unit = self.unit
-        if self.name.startswith(_SCALARS):
-            units_of_runs = (run.record.scalar_units for runs in frame.ok.values() for run in runs)
+        if self.name.startswith(_SCALARS) and not unit.word:
+            runs = (run for cell in frame.ok for run in frame.runs_of(cell, of_every_pass=True))
+            units_of_runs = (run.record.scalar_units for run in runs)
             words = (units_of_run.get(self.name.removeprefix(_SCALARS)) for units_of_run in units_of_runs)
             unit = replace(unit, word=next(filter(None, words), ""))
         return Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
@@ -286,13 +293,12 @@ def schema_column(name: str) -> Quantity | None:
     Raises:
         UsageError: the field is no number.
     """
-    if name.startswith(_SCALARS):
-        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, unit_of("1"))
-    if name.startswith(_ROOMS):
-        return Quantity(name, name.removeprefix(_ROOMS), beside(name), unit_of("1"), None)
     field = fields("run").get(name)
-    if field is None:
-        return None
-    if not field.about.is_number:
+    if field is not None and not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
-    return _column_of(field)
+    if name.startswith(_ROOMS):
+        title, unit = (field.title, field.unit) if field else (name.removeprefix(_ROOMS), "1")
+        return Quantity(name, title, beside(name), unit_of(unit), None)
+    if field is None and name.startswith(_SCALARS):
+        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, unit_of("1"))
+    return None if field is None else _column_of(field)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmbench.errors import UsageError, tell, unknown
 from lmbench.masking import masked_message, one_line, shown, shown_json
@@ -21,11 +21,6 @@ from lmbench.report import shipped
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table, labelled
 from lmbench.report.page import page, svg, template
 from lmbench.standard_output import write_result
-
-_SUFFIXES = {
-    ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal",
-    ".svg": "svg", ".json.gz": "trace",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,8 @@ class Output:
             raise unknown("--format", self.format, FORMATS)
         if self.output is not None and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
             raise UsageError(f"--output {str(self.output)!r} cannot be written; name a file in a folder that exists")
-        if self.format is None and self.ending not in ("", *_SUFFIXES):
-            raise unknown("ending of --output", self.ending, _SUFFIXES)
+        if self.format is None and self.ending not in ("", *_FORMS):
+            raise unknown("ending of --output", self.ending, _FORMS)
 
     @property
     def ending(self) -> str:
@@ -62,7 +57,7 @@ class Output:
     @property
     def form(self) -> str:
         """The format asked for, or else the one that the file's ending stands for: one of FORMATS, or `trace`."""
-        return self.format or _SUFFIXES.get(self.ending, "terminal")
+        return self.format or _FORMS.get(self.ending, "terminal")
 
 
 def give(answer: Answer, output: Output) -> int:
@@ -111,7 +106,7 @@ def _chosen(answer: Answer, output: Output) -> Answer:
 
 def render(answer: Answer, form: str) -> str:
     """The whole answer in this format, as text that ends in a line feed."""
-    return FORMATS[form](answer)
+    return FORMATS[form].make(answer)
 
 
 # the terminal
@@ -268,7 +263,21 @@ def _svg(answer: Answer) -> str:
     return svg(charts[0].spec)
 
 
-FORMATS: dict[str, Callable[[Answer], str]] = {
-    "terminal": _terminal, "markdown": _markdown, "csv": _csv, "json": _json, "latex": _latex, "html": page,
-    "svg": _svg,
-}  # fmt: skip
+class Format(NamedTuple):
+    """A format: the function that writes an answer in it, and the ending of its files."""
+
+    make: Callable[[Answer], str]
+    ending: str
+
+
+FORMATS = {
+    "terminal": Format(_terminal, ".txt"),
+    "markdown": Format(_markdown, ".md"),
+    "csv": Format(_csv, ".csv"),
+    "json": Format(_json, ".json"),
+    "latex": Format(_latex, ".tex"),
+    "html": Format(page, ".html"),
+    "svg": Format(_svg, ".svg"),
+}
+#: Formats by the ending of a file.
+_FORMS = {form.ending: name for name, form in FORMATS.items()} | {".json.gz": "trace"}

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 from lmbench.masking import masked_message
 from lmbench.records.load import guards_by_name
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
-from lmbench.records.schema import value_at
+from lmbench.records.schema import recorded, value_at
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
+from lmbench.report.columns import OPEN
 from lmbench.report.frame import (
     Frame,
     Group,
@@ -168,7 +169,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in (note, empty, copies, *_notes(frame)) if note),
+            *(Line("note", note) for note in (note, empty, copies, *_notes(frame, view)) if note),
         ],
     )
 
@@ -199,11 +200,16 @@ def _first(names: Sequence[str]) -> list[str]:
     return [*names[:_MOST_NAMED], f"and {len(names) - _MOST_NAMED} more"]
 
 
-def _notes(frame: Frame) -> Iterator[str]:
-    """Notes on a baseline that no run has, and on runs that no timing table shows."""
+def _notes(frame: Frame, view: View) -> Iterator[str]:
+    """Notes on a baseline and on columns that no run has, and on runs that no timing table shows."""
     baseline = frame.baseline
     if frame.facts and not any(baseline.items() <= facts.items() for facts in frame.facts.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
+    records = [row.run.record for row in frame.runs]
+    known = {name for run in records for part in ("scalars", "rooms") for name in recorded(getattr(run, part), part)}
+    for name in dict.fromkeys(name for table in view.tables for name in table.columns):
+        if name.startswith(OPEN) and name not in known:
+            yield f"no run has {name}{suggest(name, known)}"
     passes = Counter(pass_of(row.run.record).name for row in frame.runs)
     for run_pass in PASS.values():
         if passes[run_pass.name] and not run_pass.has_timing:

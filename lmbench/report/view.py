@@ -152,7 +152,7 @@ class Catalogue:
         """
         column = self.columns.get(name) or schema_column(name)
         if column is None:
-            near = suggest(name, [*self.columns, *fields("run")])
+            near = suggest(name, self.columns) or suggest(name, fields("run"))
             raise UsageError(f"column {name!r} is unknown; {_COLUMNS}{near}")
         return column
 

@@ -54,6 +54,12 @@ def test_a_column_of_reports_is_told_beside_the_field_of_its_name(printed):
     assert [*json.loads(printed("fields", "--json", "speedup"))["tables"]] == ["columns"]
 
 
+def test_a_guard_and_a_key_of_a_mapping_are_told(printed):
+    tables = json.loads(printed("fields", "--json", "busy_machine", "scalars.mine"))["tables"]
+    assert tables["guards"][0]["advice"].startswith("Measure when the machine is quiet")
+    assert {row["name"] for row in tables["fields"]} == {"scalars"}
+
+
 def test_sizes_are_listed_with_the_year_in_which_the_course_calls_them_so(printed):
     sizes = json.loads(printed("fields", "--json", "size"))["tables"]["sizes"]
     assert [(size["parameters"], size["CS336"]) for size in sizes if "xl" in size["size"]] == [

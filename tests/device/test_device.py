@@ -20,7 +20,7 @@ from lmbench.callbacks import (
     SyncFinder,
     ThroughputMeter,
 )
-from lmbench.device import DEVICES, device_of
+from lmbench.device import DEVICES, Device, device_of
 from lmbench.device.amd import AmdSensor
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
@@ -198,3 +198,7 @@ def test_a_card_of_amds_that_is_not_read_is_null_with_its_reason(monkeypatch, li
     assert reason in sensor.facts().sensor_reason
     assert sensor.facts().power_limit_w is None
     assert (sensor.read().energy_j, sensor.driver()) == (None, None)
+
+
+def test_a_device_without_a_sensor_of_its_own_is_known_by_its_name():
+    assert Device.sensor(PlantedDevice()).facts().name == "Planted Card"

@@ -85,6 +85,7 @@ loss.last | last loss | nat
 title: Power and heat | titel: Power and heat | unknown field 'titel'; allowed: title,
 columns: [device_state.mean_power_w | colums: [device_state.mean_power_w | 'colums'; allowed: title, columns,
 device_state.mean_power_w, | device_state.mean_powr_w, | did you mean device_state.mean_power_w?
+phases.step.p95_s | step | did you mean step_s?
 phases.step.p95_s | phases.*.p98_s | no column is like 'phases.*.p98_s'
 phases.step.p95_s | environment.gpu.name | column 'environment.gpu.name' is text
 rows: [size, batch] | rows: [size, batches] | fact 'batches' is unknown
