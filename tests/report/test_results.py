@@ -54,6 +54,22 @@ def test_a_caption_names_both_spreads_where_some_cells_have_one_process(tmp_path
     assert caption.endswith("mean ± std between 2 processes, or of the steps of a single one")
 
 
+def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
+    def change(run, repeat):
+        is_baseline = run["data"]["batch_size"] == 4
+        host = {"environment.host.hostname": f"node_{repeat}"} if is_baseline else {}
+        return host | ({} if is_baseline or repeat == 0 else {"outcome": "interrupted"})
+
+    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s", "speedup"]}], "baseline": {"batch": 4}}
+    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    (table,) = section_of(home).tables
+    assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
+        ("mean over runs of more than one host: node_0, node_1, node_2",),
+        ("of 3 runs, not counted: 2 interrupted", "± std of the steps within one run"),
+        ("not decided: a ratio takes 3 processes on each side",),
+    ]
+
+
 def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):
     others = [{"data.batch_size": 8}, {"model.weight_decay": 0.5}]
     for index, settings in enumerate([{}, {}, {}, *others]):
