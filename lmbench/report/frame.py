@@ -32,6 +32,7 @@ from lmbench.report.facts import (
     ENVIRONMENT,
     FACT,
     NO_ROWS,
+    OF_SHAPE,
     SEEDS,
     Facts,
     describe,
@@ -272,7 +273,12 @@ class Frame:
 
     def differing(self, left_out: Container[str] = ()) -> list[str]:
         """Facts that differ between cells and do not follow from others: those that labels name."""
-        return [name for name in self.varying() if name not in CONSEQUENCES and name not in left_out]
+        follow = set(CONSEQUENCES)
+        for name in OF_SHAPE:
+            value_of = {facts.get("size"): facts.get(name) for facts in self.facts.values()}
+            if all(facts.get(name) == value_of[facts.get("size")] for facts in self.facts.values()):
+                follow.add(name)
+        return [name for name in self.varying() if name not in follow and name not in left_out]
 
     def shared(self) -> Facts:
         """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""

@@ -74,7 +74,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
-            figures = {column: values[column].get(cell) for column in columns}
+            figures = _with_spread_note(frame, cell, {column: values[column].get(cell) for column in columns})
             feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
             notes = [*_notes(frame, cell, figures), *feature_notes]
             first, *others = figures.values()
@@ -103,8 +103,8 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
 
 
 def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> list[str]:
-    """Notes on failed guards, runs that are not counted, several hosts or commits, fewer processes than other
-    rows have, and attention that was fused."""
+    """Notes on failed guards, runs that are not counted, several hosts or commits, and attention that was
+    fused."""
     runs = frame.runs_of(cell, "ok")
     notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
     not_ok = tally(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
@@ -114,9 +114,6 @@ def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> 
         known = {str(row.facts[name]) for row in frame.rows[cell] if row.run in runs and name in row.facts}
         if len(known) > 1:
             notes.append(f"mean over runs of more than one {name}: {', '.join(sorted(known))}")
-    has_spread = any(figure.std is not None for column, figure in figures.items() if figure and column.has_spread)
-    if has_spread and len(runs) < max(map(len, frame.ok.values())):
-        notes.append(spread_text([len(runs)]).removeprefix("mean "))
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
         notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
     if any(run.record.compile.is_attention_fused for run in runs):
@@ -125,6 +122,17 @@ def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> 
     if any(column.name.endswith("mfu_fraction") for column, figure in figures.items() if figure):
         notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
     return notes
+
+
+def _with_spread_note(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> dict[Quantity, Cell | None]:
+    """The figures of a row; the first spread has a note if it is that of fewer processes than other rows have."""
+    noted, count = dict(figures), len(frame.ok.get(cell, ()))
+    for column, figure in figures.items():
+        if figure and figure.std is not None and column.has_spread and count < max(map(len, frame.ok.values())):
+            note = spread_text([count]).removeprefix("mean ")
+            noted[column] = replace(figure, notes=(*figure.notes, note))
+            break
+    return noted
 
 
 def _ratios_with_notes(ratios: Mapping[int, Cell]) -> dict[int, Cell]:

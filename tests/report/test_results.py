@@ -70,6 +70,18 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
     ]
 
 
+def test_sizes_of_several_widths_are_in_one_chart_unless_a_size_has_several_shapes(tmp_path):
+    shapes = [(64, 2), (128, 4), (128, 8)]
+    cells = [{"model.d_model": width, "model.num_layers": 2, "model.num_heads": heads} for width, heads in shapes]
+    charts = {"kind": "bars", "title": "Step time", "x": "size"}
+    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s"]}], "charts": [charts]}
+    titles = [
+        [chart.title for chart in section_of(make_sweep(tmp_path / str(count), cells[:count], view=view)).charts()]
+        for count in (2, 3)
+    ]
+    assert titles == [["Step time"], [f"Step time: num_heads {heads}" for _, heads in shapes]]
+
+
 def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):
     others = [{"data.batch_size": 8}, {"model.weight_decay": 0.5}]
     for index, settings in enumerate([{}, {}, {}, *others]):
