@@ -193,7 +193,9 @@ class Frame:
 
     @property
     def base_name(self) -> str:
-        return describe(self.baseline, list(self.baseline)).replace(",", "")
+        # A number after a word, so that it is not taken for a part of it.
+        names = sorted(self.baseline, key=lambda name: not isinstance(self.baseline[name], str))
+        return describe(self.baseline, names).replace(",", "")
 
     @property
     def runs(self) -> list[RunRow]:

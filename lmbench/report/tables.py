@@ -161,7 +161,7 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 def spread_text(runs: Iterable[int]) -> str:
     """What the number behind `±` is, by the number of ok runs of each cell."""
     counts = {*runs} - {0}
-    several = " or ".join(map(str, sorted(counts - {1})))
+    several = re.sub(", (?=[0-9]+$)", " or ", ", ".join(map(str, sorted(counts - {1}))))
     if not several:
         return "mean ± std of the steps within one run"
     alone = ", or of the steps of a single one" if 1 in counts else ""

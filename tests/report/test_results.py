@@ -65,7 +65,7 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
     (table,) = section_of(home).tables
     assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
         ("mean over runs of more than one host: node_0, node_1, node_2",),
-        ("of 3 runs, not counted: 2 interrupted", "± std of the steps within one run"),
+        ("± std of the steps within one run", "of 3 runs, not counted: 2 interrupted"),
         ("not decided: a ratio takes 3 processes on each side",),
     ]
 
@@ -114,6 +114,20 @@ def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
     assert [line.text for line in section_of(tmp_path).notes if "copies" in line.text] == [
         "copies of runs, not counted: b"
     ]
+
+
+def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from_where_it_lies(tmp_path, printed):
+    def change(run, _):
+        return {"replay_command": f"lmbench fit --config /gone/{run['run_id']}/config.yaml"}
+
+    for machine in ("machine a", "b"):
+        home = make_sweep(tmp_path / machine / "s", {"data.batch_size": [4, 8]}, change=change)
+        (run, *_) = (home / "runs").iterdir()
+        (run / "config.yaml").touch()
+    assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "b/s"}
+    assert f"lmbench fit --config {run}/config.yaml" in printed(
+        "report", tmp_path / "b", "--table=runs", "--format=csv"
+    )
 
 
 def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
