@@ -251,12 +251,12 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Mea
     comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
     for cell in _largest(frame, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
-            way, ratio, qualifier = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES), ""
-            if speedup.notes:
-                qualifier = f" (not decided: fewer than {MIN_REPEATS} processes on a side; --repeats {MIN_REPEATS})"
-            elif _may_be_one(speedup):
-                qualifier = " (undecided)"
-            yield f"{way} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
+            way, ratio = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES)
+            certainty = f"not decided: fewer than {MIN_REPEATS} processes on a side; --repeats {MIN_REPEATS}"
+            if not speedup.notes and speedup.low is not None and speedup.high is not None:
+                interval = f"95 % interval {TIMES.text(speedup.low)} .. {TIMES.text(speedup.high)}"
+                certainty = listed(_may_be_one(speedup) and "undecided", interval)
+            yield f"{way} is {ratio} as fast as {frame.base_name} ({certainty})", cell, others
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:

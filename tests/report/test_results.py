@@ -179,7 +179,7 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
     )  # fmt: skip
     section = section_of(home)
     answers = [line.text for line in section.headline if line.label == "answer"]
-    assert [text for text in answers if "0.97x" in text and ("(undecided)" in text) == is_told] == []
+    assert [text for text in answers if "0.97x" in text and ("(undecided, 95 %" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
 
