@@ -132,7 +132,7 @@ def repeat_command(run: RunRecord, folder: Path) -> str:
     It names the configuration where the run's folder lies now. Paths begin at the working directory.
     """
     command, config = run.replay_command or "", folder / "config.yaml"
-    recorded = re.search(rf"(?<=--config )\S*/{re.escape(run.run_id or '')}/config\.yaml", command)
+    recorded = re.search(rf"(?<=--config )('?)[^']*/{re.escape(run.run_id or '')}/config\.yaml\1", command)
     if recorded and is_file(config):
         command = command.replace(recorded[0], shlex.quote(str(config)))
     return re.sub(rf"(?<![^\s'\"=]){re.escape(str(Path.cwd()))}/", "", command)

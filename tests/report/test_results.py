@@ -118,7 +118,7 @@ def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
 
 def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from_where_it_lies(tmp_path, printed):
     def change(run, _):
-        return {"replay_command": f"lmbench fit --config /gone/{run['run_id']}/config.yaml"}
+        return {"replay_command": f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"}
 
     for machine in ("machine a", "b"):
         home = make_sweep(tmp_path / machine / "s", {"data.batch_size": [4, 8]}, change=change)
