@@ -256,7 +256,10 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
     stored = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert len(stored) >= 3
     assert not any("planted" in text for text in stored)
-    assert "planted" not in (new_record("x", words).replay_command or "")
+    replay = new_record("x", [*words, "--measure.results_dir=mine/runs", "--measure.run_id=x"]).replay_command or ""
+    assert "planted" not in replay
+    # A replay does not write into the sweep's folder, which has a run of this name.
+    assert "--measure." not in replay
 
 
 def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):

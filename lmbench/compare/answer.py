@@ -11,7 +11,7 @@ from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Com
 from lmbench.compare.sides import SAMPLE
 from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, listed
-from lmbench.report.units import MISSING, unit_of
+from lmbench.report.units import MISSING, SETTING, unit_of
 
 COMPARISON_SCHEMA_VERSION = 3
 
@@ -27,8 +27,8 @@ BY_ROUNDS = (
     "gate counts"
 )
 _FIGURES = (
-    Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"),
-    Column("95 % interval", name="change_fraction"), Column("finding"),
+    Column("A", SETTING, "a"), Column("B", SETTING, "b"), Column("B / A", SETTING, "ratio"),
+    Column("95 % interval", SETTING, "change_fraction"), Column("finding"),
 )  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def _tables(comparison: Comparison) -> list[Table]:
     if len(cells) == 1:
         rows = [_row(figure) for figure in cells[0].metrics]
         means = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
+        means += "; step is the trimean of a process's steps"
         if cells[0].metrics and cells[0].metrics[0].ratio.differences:
             means += "; B / A is the median over rounds, its interval holds after every round"
         caption = f"{means}; findings of phases and memory after Holm's correction"
@@ -111,7 +112,7 @@ def _tables(comparison: Comparison) -> list[Table]:
         for figure in cell.metrics[1:]
         if figure.finding not in (SAME, UNDECIDED, INVALID)
     ]
-    means = "geometric means over processes"
+    means = "geometric means over processes, each the trimean of its steps"
     if comparison.family > 1:
         means += f"; verdicts after Holm's correction over {comparison.family} cells"
     caption = "only what changed, after Holm's correction over all cells; --format json has all"

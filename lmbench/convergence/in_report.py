@@ -135,6 +135,12 @@ def headline(frame: Frame) -> list[str]:
     return [f"{title}: {', '.join(rows[key])}." for key, title in titles.items() if rows[key]]
 
 
+def _seed_notes(frame: Frame, cell: int) -> list[str]:
+    """A note on a baseline of several seeds, whose mean differs from the seed that a row is compared with."""
+    seeds = len(frame.by_seed(cell)) if frame.base.get(cell) == cell else 0
+    return [f"the mean of {seeds} seeds; a difference is taken from the run of the same seed"] if seeds > 1 else []
+
+
 # the picture
 
 
@@ -181,5 +187,6 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
 CONVERGENCE = Feature(
     columns=COLUMNS,
     chart_kinds={"curves": ChartKind(_curves, by_baseline=True)},
+    row_notes=_seed_notes,
     headline=headline,
 )

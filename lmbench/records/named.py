@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.files import is_file
 from lmbench.records.load import find_runs, load_known
+from lmbench.records.run import RunRecord
 from lmbench.records.store import RESULTS, RUNS_FOLDER, SWEEP_FILE
 
 _LAST = re.compile(r"(?P<folder>[^@]*/)?last(?:~(?P<back>\d+))?(?P<rest>[/@].*)?")
@@ -124,8 +126,15 @@ def name_result(name: str, path: Path) -> Path | None:
     return earlier
 
 
-def typed_here(command: str) -> str:
-    """A command as a person here types it, and a page that is sent shows it: paths begin at the working directory."""
+def repeat_command(run: RunRecord, folder: Path) -> str:
+    """The command that repeats a run, as a person here types it and a page that is sent shows it.
+
+    It names the configuration where the run's folder lies now. Paths begin at the working directory.
+    """
+    command, config = run.replay_command or "", folder / "config.yaml"
+    recorded = re.search(rf"(?<=--config )('?)[^']*/{re.escape(run.run_id or '')}/config\.yaml\1", command)
+    if recorded and is_file(config):
+        command = command.replace(recorded[0], shlex.quote(str(config)))
     return re.sub(rf"(?<![^\s'\"=]){re.escape(str(Path.cwd()))}/", "", command)
 
 

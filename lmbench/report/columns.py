@@ -190,12 +190,14 @@ KNOWN_BY = ("step_s", "tokens_per_s", "peak_bytes")
 
 # against the baseline
 
+_FEW_PROCESSES = f"not decided: a ratio takes {MIN_REPEATS} processes on each side"
+
 
 def _ratio(frame: Frame, expression: str, cell: int, base: int, over: Over = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
     None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. `over`
-    names the mean, as in Quantity.
+    names the mean, as in Quantity. With too few processes on a side, a note says so.
     """
     base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
@@ -203,7 +205,8 @@ def _ratio(frame: Frame, expression: str, cell: int, base: int, over: Over = "me
     if cell == base:
         return Cell(1.0)
     interval, mean = ratio_of(base_numbers, numbers), _REDUCTIONS[over]
-    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=interval.p)
+    notes = (_FEW_PROCESSES,) if min(interval.n_a, interval.n_b) < MIN_REPEATS else ()
+    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=interval.p, notes=notes)
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:
@@ -226,7 +229,7 @@ def _efficiency(frame: Frame, cell: int, base: int) -> Any:
     ranks, base_ranks = (int(str(frame.facts[side].get("ranks") or 1)) for side in (cell, base))
     numbers: tuple[Any, ...] = (speedup.value, speedup.low, speedup.high)
     value, low, high = (None if number is None else number * base_ranks / ranks for number in numbers)
-    return Cell(value, low=low, high=high)
+    return replace(speedup, value=value, low=low, high=high, p=None)
 
 
 def _memory_change(frame: Frame, cell: int, base: int) -> float | None:

@@ -45,8 +45,10 @@ def make_console(stream: IO[str] | None = None) -> Console:
 
 def print_lines(lines: Iterable[Line], console: Console) -> None:
     """Print labelled lines, with the labels in a column; words longer than the screen (paths, commands) stay whole."""
+    lines = list(lines)
+    width = max([_LABEL_WIDTH, *(len(shown(line.label)) for line in lines)])
     for line in lines:
-        label = f"{shown(line.label):<{_LABEL_WIDTH}} " if line != BLANK else ""
+        label = f"{shown(line.label):<{width}} " if line != BLANK else ""
         text = label + shown(masked_message(line.text))
         printed = Text(text if line.is_whole else _folded(text, console, " " * len(label)))
         printed.stylize(_STYLES.get(line.label, ""), 0, len(label))

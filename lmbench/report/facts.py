@@ -227,6 +227,8 @@ model.optimizer_variant trainer.devices trainer.callbacks ckpt_path
 ENVIRONMENT = {"torch", "commit", "host"}
 #: Facts that follow from others (16-mixed takes another variant of the optimizer): a baseline need not share them.
 CONSEQUENCES = {"optimizer"}
+#: Axes that usually change with layers and width, and then tell nothing that the size does not.
+OF_SHAPE = {"model.d_ff", "model.num_heads"}
 
 #: The fact that each option sets.
 _FACT_OF: Mapping[str, str] = {option: fact.name for fact in FACT.values() for option in fact.settings.split()}

@@ -32,6 +32,7 @@ from lmbench.report.facts import (
     ENVIRONMENT,
     FACT,
     NO_ROWS,
+    OF_SHAPE,
     SEEDS,
     Facts,
     describe,
@@ -192,7 +193,9 @@ class Frame:
 
     @property
     def base_name(self) -> str:
-        return describe(self.baseline, list(self.baseline)).replace(",", "")
+        # A number after a word, so that it is not taken for a part of it.
+        names = sorted(self.baseline, key=lambda name: not isinstance(self.baseline[name], str))
+        return describe(self.baseline, names).replace(",", "")
 
     @property
     def runs(self) -> list[RunRow]:
@@ -272,7 +275,12 @@ class Frame:
 
     def differing(self, left_out: Container[str] = ()) -> list[str]:
         """Facts that differ between cells and do not follow from others: those that labels name."""
-        return [name for name in self.varying() if name not in CONSEQUENCES and name not in left_out]
+        follow = set(CONSEQUENCES)
+        for name in OF_SHAPE:
+            value_of = {facts.get("size"): facts.get(name) for facts in self.facts.values()}
+            if all(facts.get(name) == value_of[facts.get("size")] for facts in self.facts.values()):
+                follow.add(name)
+        return [name for name in self.varying() if name not in follow and name not in left_out]
 
     def shared(self) -> Facts:
         """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""

@@ -17,6 +17,7 @@ import json
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
+from textwrap import wrap
 from typing import Any
 
 from lmbench.files import cache_folder, short_digest
@@ -24,7 +25,7 @@ from lmbench.masking import masked_message, shown, shown_json, shown_lines
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
-from lmbench.report.answer import Answer, Spec, listed
+from lmbench.report.answer import Answer, Chart, Spec, listed
 
 
 def page(answer: Answer) -> str:
@@ -87,12 +88,14 @@ def chart_html(spec: Spec) -> str:
     return f'<div class="vega{wide}"><script type="application/json">{data}</script>{waiting}</div>'
 
 
-def svg(spec: Spec) -> str:
-    """The chart as an SVG file, 900 pixels wide, with the palettes for light and dark viewers."""
+def svg(chart: Chart) -> str:
+    """The chart as an SVG file with its title and caption, 900 pixels wide, with the palettes for light and dark
+    viewers."""
     from vl_convert import vegalite_to_svg
 
-    size = {"width": 900, "autosize": {"type": "fit-x", "contains": "padding"}}
-    head, bracket, body = shown_lines(vegalite_to_svg(_themed({**size, **spec}))).partition(">")
+    title = {"text": wrap(chart.title, 100), "subtitle": wrap(chart.caption, 130)}
+    frame = {"width": 900, "autosize": {"type": "fit-x", "contains": "padding"}, "title": title}
+    head, bracket, body = shown_lines(vegalite_to_svg(_themed({**frame, **chart.spec}))).partition(">")
     style = shipped("page.css").partition("* {")[0]
     surface = '<rect width="100%" height="100%" fill="var(--surface)"/>'
     return f"{head}{bracket}<style>{style}</style>{surface}{body}\n"

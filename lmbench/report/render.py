@@ -31,7 +31,7 @@ class Output:
         format: terminal, markdown, csv, json, latex, html or svg (the first chart); by default what the ending of
             `output` says.
         output: write to this file instead of the screen.
-        table: only the table of this name.
+        table: only the table of this name; its beginning is enough.
         all: show every table and note; by default the screen has the answer alone.
     """
 
@@ -90,9 +90,11 @@ def _chosen(answer: Answer, output: Output) -> Answer:
     """The part of the answer that the options ask for."""
     names = list(dict.fromkeys(table.name for table in answer.all_tables()))
     if output.table:
-        if output.table not in names:
+        # The whole name goes before longer names that begin with it.
+        name = min((name for name in names if name.startswith(output.table)), key=len, default=None)
+        if name is None:
             raise unknown("--table", output.table, names)
-        tables = [table for table in answer.all_tables() if table.name == output.table]
+        tables = [table for table in answer.all_tables() if table.name == name]
         return Answer(tables=tables, title=answer.title)
     if output.all or output.form != "terminal":
         return answer
@@ -187,9 +189,15 @@ def escaped(text: str) -> str:
 def _latex(answer: Answer) -> str:
     """The tables, for a document that uses the package booktabs."""
     escapes = str.maketrans(json.loads(shipped("latex.json")))
+
+    def tex_text(value: object) -> str:
+        # Two hyphens would become a dash, so that an option could not be copied; one before a number is a minus.
+        text = shown(str(value)).translate(escapes).replace("--", "-{}-")
+        return re.sub(r"(?<![^\s(])-(?=\d)", "$-$", text)
+
     tex = template(
-        "table.tex", keep_trailing_newline=True, finalize=lambda value: shown(str(value)).translate(escapes),
-        block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
+        "table.tex", keep_trailing_newline=True, finalize=tex_text, block_start_string="<%", block_end_string="%>",
+        variable_start_string="<<", variable_end_string=">>",
     )  # fmt: skip
     return "\n".join(tex.render(table=table) for table in answer.all_tables())
 
@@ -260,7 +268,7 @@ def _svg(answer: Answer) -> str:
     charts = [chart for part in (answer, *answer.sections) for chart in part.charts()]
     if not charts:
         raise UsageError("there is no chart here; choose another format")
-    return svg(charts[0].spec)
+    return svg(charts[0])
 
 
 class Format(NamedTuple):

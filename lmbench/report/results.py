@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
+from shlex import quote
 from textwrap import shorten
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from msgspec import structs
 from lmbench.errors import UsageError, suggest
 from lmbench.masking import masked_message
 from lmbench.records.load import guards_by_name
-from lmbench.records.named import shown_path, typed_here
+from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import recorded, value_at
 from lmbench.records.vocabulary import INCORRECT
@@ -72,7 +74,7 @@ def report_on(
     """
     sections = read_sections(paths, catalogue, view, baseline, over)
     rows = [
-        (run.run_id, run.outcome, typed_here(masked_message(run.record.replay_command or "")))
+        (run.run_id, run.outcome, masked_message(repeat_command(run.record, run.path)))
         for section in sections
         for run, *_ in section.frame.runs
     ]
@@ -107,6 +109,13 @@ def read_sections(
         # Sort by the facts that the view names, then by the others.
         frame = frame.select(frame.ordered([*group_view.tables[0].rows, *frame.varying()]))
         sections.append(Section(group, group_view, frame, note))
+    # Sweeps of one name, such as those of two machines, go by their folders.
+    for _, same in groupby(groups, lambda group: group.name):
+        homes = {group.home.absolute(): group for group in same if group.home}
+        if len(homes) > 1:
+            shared = os.path.commonpath(homes)
+            for home, group in homes.items():
+                group.sweep.name = str(home.relative_to(shared))
     return sections
 
 
@@ -141,7 +150,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         warnings.append(Line("WARN", f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}"))
     unfinished = []
     if group.home is not None and (missing := group.sweep.missing(len(group.rows))):
-        again = Line(GO_ON, f"lmbench sweep {shown_path(group.home)}", is_whole=True)
+        again = Line(GO_ON, f"lmbench sweep {quote(shown_path(group.home))}", is_whole=True)
         unfinished = [Line("unfinished", missing), again]
     tables = view_tables(view, timed, catalogue)
     # A study for GPUs has no figures in some of its tables on a CPU.

@@ -12,7 +12,7 @@ from typing import Any
 from lmbench.records.codec import as_dict
 from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
 from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
-from lmbench.records.named import shown_path, typed_here
+from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
@@ -389,5 +389,5 @@ def _folder_and_commands(run: RunRecord, path: Path) -> list[Line]:
     if run.outcome == "oom" and run.memory.refused is not None:
         commands.append("memory")
     next_steps = [("next", f"lmbench {command} {shlex.quote(shown_path(path))}") for command in dict.fromkeys(commands)]
-    texts = [("result", shown_path(path)), *next_steps, ("repeat", typed_here(run.replay_command or ""))]
+    texts = [("result", shown_path(path)), *next_steps, ("repeat", repeat_command(run, path))]
     return [Line(label, text, is_whole=True) for label, text in texts if text]

@@ -15,10 +15,10 @@ from typing import Any
 
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import CONFIDENCE, ratio_of
-from lmbench.records.vocabulary import GATE_FRACTION
+from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
-from lmbench.report.facts import FACT, describe, heading, is_notable
+from lmbench.report.facts import ENVIRONMENT, FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.run import disputed_peak
 from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
@@ -70,16 +70,18 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         # The first column holds the outcomes of cells that are not ok.
         has_outcomes = bool(frame.facts.keys() - frame.ok.keys())
         columns = [column for column in columns if values[column] or (has_outcomes and column is columns[0])]
+        values |= {column: _ratios_with_notes(values[column]) for column in columns if column.is_relative}
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
-            figures = [(column, values[column].get(cell)) for column in columns]
+            figures = _with_spread_note(frame, cell, {column: values[column].get(cell) for column in columns})
             feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
             notes = [*_notes(frame, cell, figures), *feature_notes]
-            first, *others = (figure for _, figure in figures)
+            first, *others = figures.values()
             if cell not in frame.ok:
                 first = Cell(None, text=frame.outcome(cell), style="outcome")
-            rows.append((cell, [replace(first or Cell(None), notes=tuple(notes)), *others]))
+            first = first or Cell(None)
+            rows.append((cell, [replace(first, notes=(*first.notes, *notes)), *others]))
     fact_columns = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
@@ -100,28 +102,51 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     )
 
 
-def _notes(frame: Frame, cell: int, figures: Sequence[tuple[Quantity, Cell | None]]) -> list[str]:
-    """Notes on failed guards, runs that are not counted, attention that was fused, and ratios that may be 1."""
-    runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
+def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> list[str]:
+    """Notes on failed guards, runs that are not counted, several hosts or commits, and attention that was
+    fused."""
+    runs = frame.runs_of(cell, "ok")
     notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
     not_ok = tally(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
     if runs and not_ok:
         notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {not_ok}")
+    for name in sorted(ENVIRONMENT):
+        known = {str(row.facts[name]) for row in frame.rows[cell] if row.run in runs and name in row.facts}
+        if len(known) > 1:
+            notes.append(f"mean over runs of more than one {name}: {', '.join(sorted(known))}")
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
         notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
     if any(run.record.compile.is_attention_fused for run in runs):
         attention = frame.facts[cell].get("attention")
         notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
-    if any(column.name.endswith("mfu_fraction") for column, figure in figures if figure):
+    if any(column.name.endswith("mfu_fraction") for column, figure in figures.items() if figure):
         notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
-    ratios = [figure for column, figure in figures if figure and column.is_relative]
-    if base != cell and any(map(_may_be_one, ratios)):
-        notes.append(_UNDECIDED_RATIO)
     return notes
 
 
+def _with_spread_note(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> dict[Quantity, Cell | None]:
+    """The figures of a row; the first spread has a note if it is that of fewer processes than other rows have."""
+    noted, count = dict(figures), len(frame.ok.get(cell, ()))
+    for column, figure in figures.items():
+        if figure and figure.std is not None and column.has_spread and count < max(map(len, frame.ok.values())):
+            note = spread_text([count]).removeprefix("mean ")
+            noted[column] = replace(figure, notes=(*figure.notes, note))
+            break
+    return noted
+
+
+def _ratios_with_notes(ratios: Mapping[int, Cell]) -> dict[int, Cell]:
+    """Ratios to the baseline, with a note on those that may be 1."""
+    return {
+        cell: replace(ratio, notes=(*ratio.notes, _UNDECIDED_RATIO)) if _may_be_one(ratio) else ratio
+        for cell, ratio in ratios.items()
+    }
+
+
 def _may_be_one(ratio: Cell) -> bool:
-    """Whether a ratio is not told from 1; False where it has no interval."""
+    """Whether a ratio is not told from 1; False where it has no interval, or a note that too few processes made it."""
+    if ratio.notes:
+        return False
     if ratio.p is not None:
         return ratio.p >= 1 - CONFIDENCE
     return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
@@ -136,7 +161,7 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 def spread_text(runs: Iterable[int]) -> str:
     """What the number behind `±` is, by the number of ok runs of each cell."""
     counts = {*runs} - {0}
-    several = " or ".join(map(str, sorted(counts - {1})))
+    several = re.sub(", (?=[0-9]+$)", " or ", ", ".join(map(str, sorted(counts - {1}))))
     if not several:
         return "mean ± std of the steps within one run"
     alone = ", or of the steps of a single one" if 1 in counts else ""
@@ -226,12 +251,12 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Mea
     comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
     for cell in _largest(frame, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
-            way, ratio, qualifier = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES), ""
-            if speedup.low is None or speedup.high is None:
-                qualifier = " (not decided: one process each; --repeats 3)"
-            elif _may_be_one(speedup):
-                qualifier = " (undecided)"
-            yield f"{way} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
+            way, ratio = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES)
+            certainty = f"not decided: fewer than {MIN_REPEATS} processes on a side; --repeats {MIN_REPEATS}"
+            if not speedup.notes and speedup.low is not None and speedup.high is not None:
+                interval = f"95 % interval {TIMES.text(speedup.low)} .. {TIMES.text(speedup.high)}"
+                certainty = listed(_may_be_one(speedup) and "undecided", interval)
+            yield f"{way} is {ratio} as fast as {frame.base_name} ({certainty})", cell, others
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:

@@ -170,10 +170,15 @@ def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
             content["largest"] = {"option": option}
         mistakes = []
         for key, value in content.items():
-            try:
-                converted({key: value}, SweepFile)
-            except UsageError as error:
-                mistakes.append(placed(str(error), places, str(key)))
+            # One axis after the other, since msgspec does not say which one is wrong.
+            has_axes = key == "matrix" and isinstance(value, dict)
+            parts = {f".{axis}": {axis: values} for axis, values in value.items()} if has_axes else {"": value}
+            for name, part in parts.items():
+                try:
+                    converted({key: part}, SweepFile)
+                except UsageError as error:
+                    line = str(error).replace("matrix[...]", f"matrix{name}", 1)
+                    mistakes.append(placed(line, places, f"{key}{name}"))
         if mistakes:
             raise UsageError("; ".join(mistakes))
     sweep = converted(content, SweepFile)

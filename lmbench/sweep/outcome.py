@@ -101,10 +101,14 @@ def oom_kill_count() -> int:
     return 0
 
 
+#: The options that name a run of a sweep and its folder.
+_PLACE = ("--measure.results_dir=", "--measure.run_id=")
+
+
 def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
-    """The record of a run whose process wrote none."""
+    """The record of a run whose process wrote none; its command makes a run outside of the sweep's folder."""
     argv = masked_words(words)
-    replay = shlex.join(["lmbench", *argv])
+    replay = shlex.join(["lmbench", *(word for word in argv if not word.startswith(_PLACE))])
     return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=argv, replay_command=replay)
 
 

@@ -8,6 +8,7 @@ from browser import look, needs_browser, operate
 from report_golden import CASES
 
 from lmbench.cli import main
+from lmbench.report.answer import Chart
 from lmbench.report.page import chart_html, svg
 
 
@@ -34,8 +35,9 @@ def test_an_svg_file_has_the_palette_and_no_script_and_a_chart_escapes_its_texts
     rows = [{"x": 1, "text": "<b> </script> \u202e"}]
     encoding = {"x": {"field": "x", "type": "quantitative"}, "color": {"field": "text", "type": "nominal"}}
     spec = {"data": {"values": rows}, "mark": "point", "encoding": encoding}
-    picture = svg(spec)
+    picture = svg(Chart("Step time", spec, "Whiskers: 95 %"))
     assert (picture[:4], "--series-1: #2f6fde" in picture, "<script" in picture) == ("<svg", True, False)
+    assert {">Step time</text>", ">Whiskers: 95 %</text>"} <= {*re.findall(">[^<]+</text>", picture)}
     assert "\u202e" not in chart_html(spec)
     assert chart_html(spec).count("</script") == 1
 

@@ -85,9 +85,13 @@ def test_csv_and_json_hold_every_figure_in_si_units():
 
 
 def test_latex_escapes_its_special_characters():
-    text = render(Answer(tables=[Table("t", "50 % of a_b", [Column("x")], [["\\input{y} & #1"]])]), "latex")
+    rows = [["\\input{y} & #1"], ["[1] fit --help | more"], ["-3 .. -1 of x-1"]]
+    text = render(Answer(tables=[Table("t", "50 % of a_b", [Column("x")], rows)]), "latex")
     assert r"\caption{50 \% of a\_b}" in text
     assert r"\textbackslash{}input\{y\} \& \#1 \\" in text
+    # A bracket at the start of a row would be an argument of the line break before it.
+    assert r"{[}1] fit -{}-help \textbar{} more \\" in text
+    assert r"$-$3 .. $-$1 of x-1 \\" in text
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "svg"])
@@ -108,7 +112,7 @@ def test_the_first_screen_names_the_tables_that_wait(capsys):
     assert out.splitlines()[-1] == "tables       kinds, names; --table NAME or --all"
     give(ANSWER, Output(all=True))
     assert "trace        /tmp/trace.json" in capsys.readouterr().out
-    give(ANSWER, Output(table="names"))
+    give(ANSWER, Output(table="na"))
     assert "By kind" not in capsys.readouterr().out
 
 

@@ -47,6 +47,34 @@ def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(t
     assert "no run has figures of Kernels" in [line.text for line in section.notes]
 
 
+def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
+    def change(run, repeat):
+        is_baseline = run["data"]["batch_size"] == 4
+        host = {"environment.host.hostname": f"node_{repeat}"} if is_baseline else {}
+        return host | ({} if is_baseline or repeat == 0 else {"outcome": "interrupted"})
+
+    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s", "speedup"]}], "baseline": {"batch": 4}}
+    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    (table,) = section_of(home).tables
+    assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
+        ("mean over runs of more than one host: node_0, node_1, node_2",),
+        ("± std of the steps within one run", "of 3 runs, not counted: 2 interrupted"),
+        ("not decided: a ratio takes 3 processes on each side",),
+    ]
+
+
+def test_sizes_of_several_widths_are_in_one_chart_unless_a_size_has_several_shapes(tmp_path):
+    shapes = [(64, 2), (128, 4), (128, 8)]
+    cells = [{"model.d_model": width, "model.num_layers": 2, "model.num_heads": heads} for width, heads in shapes]
+    charts = {"kind": "bars", "title": "Step time", "x": "size"}
+    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s"]}], "charts": [charts]}
+    titles = [
+        [chart.title for chart in section_of(make_sweep(tmp_path / str(count), cells[:count], view=view)).charts()]
+        for count in (2, 3)
+    ]
+    assert titles == [["Step time"], [f"Step time: num_heads {heads}" for _, heads in shapes]]
+
+
 def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):
     others = [{"data.batch_size": 8}, {"model.weight_decay": 0.5}]
     for index, settings in enumerate([{}, {}, {}, *others]):
@@ -81,6 +109,20 @@ def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
     assert [line.text for line in section_of(tmp_path).notes if "copies" in line.text] == [
         "copies of runs, not counted: b"
     ]
+
+
+def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from_where_it_lies(tmp_path, printed):
+    def change(run, _):
+        return {"replay_command": f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"}
+
+    for machine in ("machine a", "b"):
+        home = make_sweep(tmp_path / machine / "s", {"data.batch_size": [4, 8]}, change=change)
+        (run, *_) = (home / "runs").iterdir()
+        (run / "config.yaml").touch()
+    assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "b/s"}
+    assert f"lmbench fit --config {run}/config.yaml" in printed(
+        "report", tmp_path / "b", "--table=runs", "--format=csv"
+    )
 
 
 def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
@@ -132,7 +174,7 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
     )  # fmt: skip
     section = section_of(home)
     answers = [line.text for line in section.headline if line.label == "answer"]
-    assert [text for text in answers if "0.97x" in text and ("(undecided)" in text) == is_told] == []
+    assert [text for text in answers if "0.97x" in text and ("(undecided, 95 %" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
 

@@ -25,7 +25,7 @@ MISTAKES = rows("""
 [1, 2] | expected a mapping such as {a: 1}, got a list such as [a, b]
 matrx: {a.b: [1]} | unknown field 'matrx'; allowed: base, matrix, 
 {} | the matrix is empty
-{matrix: {model.size: []}} | expected a list such as [a, b] of length >= 1
+{matrix: {a.b: [1], model.size: []}} | matrix.model.size: expected a list such as [a, b] of length >= 1
 {base: [1], modes: [forward]} | base: expected a mapping such as {a: 1}, got a list
 {matrix: {a.b: [1]}, passes: [kernel]} | unknown pass 'kernel'; choose one of timing, sync, kernels, memory
 {include: [{pass: kernel}]} | choose one of timing, sync, kernels, memory
