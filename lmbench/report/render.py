@@ -31,7 +31,7 @@ class Output:
         format: terminal, markdown, csv, json, latex, html or svg (the first chart); by default what the ending of
             `output` says.
         output: write to this file instead of the screen.
-        table: only the table of this name; its beginning is enough.
+        table: only the table of this name.
         all: show every table and note; by default the screen has the answer alone.
     """
 
@@ -90,11 +90,9 @@ def _chosen(answer: Answer, output: Output) -> Answer:
     """The part of the answer that the options ask for."""
     names = list(dict.fromkeys(table.name for table in answer.all_tables()))
     if output.table:
-        # The whole name goes before longer names that begin with it.
-        name = min((name for name in names if name.startswith(output.table)), key=len, default=None)
-        if name is None:
+        if output.table not in names:
             raise unknown("--table", output.table, names)
-        tables = [table for table in answer.all_tables() if table.name == name]
+        tables = [table for table in answer.all_tables() if table.name == output.table]
         return Answer(tables=tables, title=answer.title)
     if output.all or output.form != "terminal":
         return answer

@@ -112,7 +112,7 @@ def test_the_first_screen_names_the_tables_that_wait(capsys):
     assert out.splitlines()[-1] == "tables       kinds, names; --table NAME or --all"
     give(ANSWER, Output(all=True))
     assert "trace        /tmp/trace.json" in capsys.readouterr().out
-    give(ANSWER, Output(table="na"))
+    give(ANSWER, Output(table="names"))
     assert "By kind" not in capsys.readouterr().out
 
 
