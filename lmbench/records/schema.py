@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from lmbench.errors import UsageError
 from lmbench.masking import leaves
 from lmbench.records.codec import as_dict
 from lmbench.records.field import ABOUT, UNITS, About, PerPhase
@@ -69,6 +70,9 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
         prefix: dotted name of the class's part in the record, `phases.forward.`.
         pattern: the prefix with placeholders, `phases.<phase>.`.
         span: the phase that the part belongs to, empty without one.
+
+    Raises:
+        UsageError: an installed room's class has a number without documentation.
     """
     group = record.__doc__.partition("\n")[0].rstrip(".")
     hints = typing.get_type_hints(record, include_extras=True)
@@ -87,6 +91,10 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
             kind = typing.get_args(kind)[0]
         elif about is not None and about.pattern:
             names = [(name, about.pattern, part) for part in SPANS if _PLACEHOLDER.sub(part, about.pattern) == name]
+        if about is None and not dataclasses.is_dataclass(kind):
+            raise UsageError(
+                f"{record.__name__}.{name} has no description; lmbench.records.field has what gives it one"
+            )
         for leaf, leaf_pattern, phase in names:
             if about is None:
                 yield from _walk(kind, f"{prefix}{leaf}.", f"{pattern}{leaf_pattern}.", phase)
