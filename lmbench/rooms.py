@@ -82,7 +82,7 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
         try:
             loaded = resolve_name(name)
             known = [field.name for field in fields(loaded)] if key in ("settings", "record", "scalars") else []
-        except (AttributeError, ImportError, TypeError) as error:
+        except Exception as error:
             raise UsageError(f"the room {self.name}: {key} {name!r} cannot be loaded ({error})") from error
         for setting in filter(None, (self.switch, *self.arguments)) if key == "settings" else ():
             if setting not in known:

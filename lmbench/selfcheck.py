@@ -392,11 +392,14 @@ def check_truths(device_type: str | None) -> Answer:
     Raises:
         UsageError: lmbench or this machine has no such device.
     """
-    if device_type is not None and device_type not in DEVICES:
+    if device_type is None:
+        device = best_device()
+    elif device_type not in DEVICES:
         raise unknown("device", device_type, DEVICES)
-    if device_type is not None and not DEVICES[device_type].is_available():
+    elif not DEVICES[device_type].is_available():
         raise UsageError(f"no {device_type.upper()} device here; use `lmbench selfcheck cpu`")
-    device = torch.device(device_type) if device_type else best_device()
+    else:
+        device = torch.device(device_type)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     gpu_count = 0 if device.type == "cpu" else torch.accelerator.device_count()

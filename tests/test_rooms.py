@@ -12,7 +12,8 @@ import pytest
 from pages import block
 
 STUDY = """
-base: {config: smoke, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0}
+base: {config: smoke, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0,
+       trainer.logger: CSVLogger, trainer.logger.save_dir: logs}
 matrix: {data.batch_size: [2]}
 passes: [timing, spread]
 repeats: 1
@@ -60,6 +61,7 @@ def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
     assert "spread of losses" in shown.stdout, shown.stdout + shown.stderr
     assert next(guard for guard in record["guards"] if guard["name"] == "loss_spread")["status"] == "pass"
     assert "squared loss (nat²)" in shown.stdout
+    assert "scalars/squared_loss" in "".join(file.read_text() for file in folder.rglob("metrics.csv"))
     (folder / "wrong.yaml").write_text(STUDY.replace("scalars.squared_loss", "scalars.squared_los"))
     shown = lmbench(folder, environment, "report", "results/losses", "--view", "wrong.yaml", "--format", "markdown")
     assert "no run has scalars.squared_los; did you mean scalars.squared_loss?" in shown.stdout

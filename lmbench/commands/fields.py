@@ -29,10 +29,9 @@ def fields(*names: str) -> Answer:
     """Tells what the fields of a record, the columns of reports and the guards mean.
 
     A name is that of a field (`step_s`, `phases.<phase>.mean_s`), its last word (`mean_s`), a part of the record
-    (`memory`), a group, a word in names of fields (`mfu`), a column (`speedup`) or a guard
-    (`spread`). Without a name, the groups of fields are listed; `size` also lists the named sizes of models. Fields
-    have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist only
-    where they are shown.
+    (`memory`), a group, a word in names of fields (`mfu`), a column (`speedup`) or a guard (`spread`). Without a name,
+    the groups of fields are listed; `size` also lists the named sizes of models. Fields have these names in run.json,
+    in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist only where they are shown.
 
     Args:
         names: a field, its last word, a part of the record, a column, or a guard
@@ -51,9 +50,10 @@ def fields(*names: str) -> Answer:
         matches = exact or [field for field in all_fields if name == _slug(field.group) or name in field.name]
         # A key of a mapping, such as `scalars.NAME`, is told by the mapping.
         matches = matches or [field for field in all_fields if name.startswith(f"{field.name}.")]
-        if not matches and name not in {*quantities, *rules()}:
+        others = {*quantities, *rules()}
+        if not matches and name not in others:
             words = {word for field in all_fields for word in (field.name, field.name.rpartition(".")[2])}
-            near = suggest(name, {*words, *quantities, *rules()})
+            near = suggest(name, words | others)
             raise UsageError(f"no field is called {name!r}{near}; `lmbench fields` lists them all")
         chosen += matches
     # Fields that differ only in their phase share a row.

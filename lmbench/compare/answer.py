@@ -93,8 +93,8 @@ def _tables(comparison: Comparison) -> list[Table]:
     cells, name = comparison.cells, Column("cell")
     if len(cells) == 1:
         rows = [_row(figure) for figure in cells[0].metrics]
-        means = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
-        means += "; step is the trimean of a process's steps"
+        counts = f"{len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
+        means = f"geometric means of {counts}; step is the trimean of a process's steps"
         if cells[0].metrics and cells[0].metrics[0].ratio.differences:
             means += "; B / A is the median over rounds, its interval holds after every round"
         caption = f"{means}; findings of phases and memory after Holm's correction"

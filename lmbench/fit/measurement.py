@@ -56,7 +56,7 @@ from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
 from lmbench.report.render import Output, give
 from lmbench.report.run import banner
-from lmbench.rooms import ROOMS
+from lmbench.rooms import INSTALLED, ROOMS
 
 
 def usual_mode(model: type) -> Mode:
@@ -287,7 +287,7 @@ def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
     run, path = recorder.run, recorder.folder.path
     for room in ROOMS:
         if room.reader and run.outcome in room.outcomes and recording_of(run, room):
-            record = value_at(run, room.field) or (room.load("record")() if room.record else {})
+            record = value_at(run, room.field) or ({} if room in INSTALLED else room.load("record")())
             failure = f"the {room.noun} could not be examined"
             _complete(recorder, room.field, record, failure, partial(room.load("reader"), path))
     if is_predicted and run.outcome in ("ok", "oom"):

@@ -62,7 +62,7 @@ class Planner:
         self._ratios: dict[tuple[str, bool], tuple[float, float]] = {}
         #: Ratios of measured to predicted work.
         self._work_ratios: dict[tuple[str, bool], float] = {}
-        #: Bytes that a measured step reserved above its prediction, at most; recipes for one memory miss it alike.
+        #: Bytes that measured steps reserved above their predictions; recipes for one memory miss it alike.
         self._missed_bytes = 0.0
 
     def chains(self) -> list[Chain]:
@@ -137,7 +137,8 @@ class Planner:
         """
         kind = _kind_of(step.recipe)
         self._work_ratios[kind] = step.step_s / predicted_work(chain, step.recipe)
-        self._missed_bytes = max(self._missed_bytes, step.missed_bytes)
+        # The plan before had the bytes that earlier steps missed.
+        self._missed_bytes += max(step.missed_bytes, 0.0)
         if step.peak_bytes:
             peak_ratio = step.peak_bytes / predicted_peak(chain, step.recipe)
             self._ratios[kind] = peak_ratio, step.reserved_bytes / step.peak_bytes

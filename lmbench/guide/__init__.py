@@ -17,9 +17,9 @@ def topics() -> list[str]:
 
 
 def text(topic: str) -> str:
-    """A page's Markdown as its file has it, or a room of an installed package; the index also links to such pages."""
-    file, rooms = files(__name__) / f"{topic}.md", {room.name: room for room in INSTALLED if room.guide}
-    if not file.is_file():
+    """A page's Markdown as its file or a room of an installed package has it; the index also links to such rooms."""
+    rooms = {room.name: room for room in INSTALLED if room.guide}
+    if topic in rooms:
         return cleandoc(rooms[topic].load("guide")) + "\n"
-    links = "".join(f"- [{name}]({name}.md): a room of an installed package\n" for name in rooms)
-    return file.read_text("utf-8") + (links if topic == INDEX else "")
+    links = [f"- [{name}]({name}.md): a room of an installed package\n" for name in rooms if topic == INDEX]
+    return "".join([(files(__name__) / f"{topic}.md").read_text("utf-8"), *links])

@@ -54,12 +54,11 @@ class SchemaField:
 
 @cache
 def fields(kind: Kind) -> dict[str, SchemaField]:
-    """Every field of a step's or a run's record by its dotted name, in the order of the classes; last those that rooms
-    of installed packages describe."""
-    parts = [("", RECORDS[kind])]
-    parts += [("scalars.", room.load("scalars")) for room in INSTALLED if room.scalars]
-    if kind == "run":
-        parts += [(f"rooms.{room.name}.", room.load("record")) for room in INSTALLED if room.record]
+    """Every field of a step's or a run's record by its dotted name, in the order of the classes; last those of a run
+    that rooms of installed packages describe."""
+    rooms = INSTALLED if kind == "run" else ()
+    parts = [("", RECORDS[kind]), *(("scalars.", room.load("scalars")) for room in rooms if room.scalars)]
+    parts += [(f"rooms.{room.name}.", room.load("record")) for room in rooms if room.record]
     return {field.name: field for prefix, part in parts for field in _walk(part, prefix, prefix)}
 
 

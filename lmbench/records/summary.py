@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from lmbench.records.field import PerPhase, mean_of
-from lmbench.records.guards import evaluate_guards
+from lmbench.records.guards import evaluate_guards, rules
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
 from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.schema import value_at
@@ -79,8 +79,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
                 series[name].append(value)
     run.scalars = {name: mean_of(values) for name, values in series.items()}
     run.throughput = _throughput(run)
-    # Guards that observers added follow lmbench's own.
-    run.guards = [*evaluate_guards(run, steps), *run.guards]
+    # Guards that observers added follow lmbench's own, which a record that is completed again has already.
+    run.guards = [*evaluate_guards(run, steps), *(guard for guard in run.guards if guard.name not in rules())]
     run.throughput.refuse_impossible()
 
 

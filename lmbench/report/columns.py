@@ -22,7 +22,7 @@ from lmbench.files import Unreadable
 from lmbench.records.field import Over
 from lmbench.records.load import StoredRun, read_steps
 from lmbench.records.schema import SchemaField, fields, value_at
-from lmbench.records.statistics import holm, mean_interval, ratio_of, sample_std
+from lmbench.records.statistics import CONFIDENCE, holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
@@ -82,10 +82,6 @@ class Quantity:
         title = self.title.replace(BASELINE, "the baseline")
         return f"{title} ({origin})" if origin else title
 
-    @property
-    def is_relative(self) -> bool:
-        return BASELINE in self.title
-
     def of(self, frame: Frame) -> dict[int, Any]:
         """The value of each cell that has one, as a Cell of an answer."""
         if self.over is None:
@@ -93,8 +89,9 @@ class Quantity:
             cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
             # The rows of a section are tested together.
             tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
-            adjusted = zip(tested, holm([*tested.values()]), strict=True)
-            return cells | {cell: replace(cells[cell], p=p) for cell, p in adjusted}
+            for cell, p in zip(tested, holm([*tested.values()]), strict=True):
+                cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
+            return cells
         cells = dict[int, Cell]()
         for cell in frame.ok:
             numbers = frame.numbers(cell, self.expression)
@@ -119,9 +116,7 @@ class Quantity:
         """The column of a table that shows this one."""
         unit = self.unit
         if self.name.startswith(_SCALARS) and not unit.word:
-            runs = (run for cell in frame.ok for run in frame.runs_of(cell, of_every_pass=True))
-            units_of_runs = (run.record.scalar_units for run in runs)
-            words = (units_of_run.get(self.name.removeprefix(_SCALARS)) for units_of_run in units_of_runs)
+            words = (row.run.record.scalar_units.get(self.name.removeprefix(_SCALARS)) for row in frame.runs)
             unit = replace(unit, word=next(filter(None, words), ""))
         return Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
 
@@ -191,22 +186,29 @@ KNOWN_BY = ("step_s", "tokens_per_s", "peak_bytes")
 # against the baseline
 
 _FEW_PROCESSES = f"not decided: a ratio takes {MIN_REPEATS} processes on each side"
+_UNDECIDED = (
+    "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "
+    "same configuration could differ as much"
+)
 
 
-def _ratio(frame: Frame, expression: str, cell: int, base: int, over: Over = "mean") -> Any:
+def _ratio(frame: Frame, expression: str, cell: int, base: int, scale: float = 1.0, over: Over = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
-    None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. `over`
-    names the mean, as in Quantity. With too few processes on a side, a note says so.
+    None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. With
+    too few processes on a side there is a note instead of the interval. The cell's numbers are multiplied by `scale`;
+    `over` names the mean, as in Quantity.
     """
-    base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
+    base_numbers, numbers = frame.numbers(base, expression), [n * scale for n in frame.numbers(cell, expression)]
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
         return None
     if cell == base:
         return Cell(1.0)
-    interval, mean = ratio_of(base_numbers, numbers), _REDUCTIONS[over]
-    notes = (_FEW_PROCESSES,) if min(interval.n_a, interval.n_b) < MIN_REPEATS else ()
-    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=interval.p, notes=notes)
+    mean, ratio = _REDUCTIONS[over], ratio_of(base_numbers, numbers)
+    point = mean(numbers) / mean(base_numbers)
+    if min(ratio.n_a, ratio.n_b) < MIN_REPEATS:
+        return Cell(point, notes=(_FEW_PROCESSES,))
+    return Cell(point, low=ratio.low, high=ratio.high, p=ratio.p)
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:
@@ -214,22 +216,17 @@ def _against(read: Callable[[Frame, int, int], Any]) -> Read:
     return lambda frame, cell: read(frame, cell, frame.base[cell]) if cell in frame.base else None
 
 
-def _speedup(frame: Frame, cell: int, base: int) -> Any:
+def _speedup(frame: Frame, cell: int, base: int, scale: float = 1.0) -> Any:
     """The ratio of tokens/s, since steps may differ in size; of step times where no tokens are counted."""
-    return _ratio(frame, "throughput.tokens_per_s", cell, base, "harmonic mean") or _ratio(
-        frame, STEP.expression, base, cell
+    return _ratio(frame, "throughput.tokens_per_s", cell, base, scale, "harmonic mean") or _ratio(
+        frame, STEP.expression, base, cell, scale
     )
 
 
 def _efficiency(frame: Frame, cell: int, base: int) -> Any:
     """The speed-up divided by the ratio of ranks: weak scaling if the batch of a rank stays, strong if it shrinks."""
-    speedup: Cell | None = _speedup(frame, cell, base)
-    if speedup is None:
-        return None
     ranks, base_ranks = (int(str(frame.facts[side].get("ranks") or 1)) for side in (cell, base))
-    numbers: tuple[Any, ...] = (speedup.value, speedup.low, speedup.high)
-    value, low, high = (None if number is None else number * base_ranks / ranks for number in numbers)
-    return replace(speedup, value=value, low=low, high=high, p=None)
+    return _speedup(frame, cell, base, base_ranks / ranks)
 
 
 def _memory_change(frame: Frame, cell: int, base: int) -> float | None:

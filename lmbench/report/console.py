@@ -43,9 +43,8 @@ def make_console(stream: IO[str] | None = None) -> Console:
     )
 
 
-def print_lines(lines: Iterable[Line], console: Console) -> None:
+def print_lines(lines: Sequence[Line], console: Console) -> None:
     """Print labelled lines, with the labels in a column; words longer than the screen (paths, commands) stay whole."""
-    lines = list(lines)
     width = max([_LABEL_WIDTH, *(len(shown(line.label)) for line in lines)])
     for line in lines:
         label = f"{shown(line.label):<{width}} " if line != BLANK else ""
@@ -112,7 +111,7 @@ def print_table(table: Table, console: Console) -> None:
     left_out = [part.column.title for part in fitted if part not in kept]
     if left_out:
         print_text(f"more with COLUMNS={full_width}: {', '.join(left_out)}", console)
-    print_lines((Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)), console)
+    print_lines([Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)], console)
 
 
 def _distinct_rows(columns: Iterable[_Fitted]) -> int:

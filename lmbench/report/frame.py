@@ -275,11 +275,11 @@ class Frame:
 
     def differing(self, left_out: Container[str] = ()) -> list[str]:
         """Facts that differ between cells and do not follow from others: those that labels name."""
-        follow = set(CONSEQUENCES)
-        for name in OF_SHAPE:
-            value_of = {facts.get("size"): facts.get(name) for facts in self.facts.values()}
-            if all(facts.get(name) == value_of[facts.get("size")] for facts in self.facts.values()):
-                follow.add(name)
+
+        def count(*names: str) -> int:
+            return len({tuple(map(facts.get, names)) for facts in self.facts.values()})
+
+        follow = CONSEQUENCES | {name for name in OF_SHAPE if count("size", name) == count("size")}
         return [name for name in self.varying() if name not in follow and name not in left_out]
 
     def shared(self) -> Facts:

@@ -8,10 +8,10 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lmbench.errors import UsageError, tell, unknown
 from lmbench.masking import masked_message, one_line, shown, shown_json
@@ -106,7 +106,8 @@ def _chosen(answer: Answer, output: Output) -> Answer:
 
 def render(answer: Answer, form: str) -> str:
     """The whole answer in this format, as text that ends in a line feed."""
-    return FORMATS[form].make(answer)
+    make, _ = FORMATS[form]
+    return make(answer)
 
 
 # the terminal
@@ -190,7 +191,7 @@ def _latex(answer: Answer) -> str:
 
     def tex_text(value: object) -> str:
         # Two hyphens would become a dash, so that an option could not be copied; one before a number is a minus.
-        text = shown(str(value)).translate(escapes).replace("--", "-{}-")
+        text = re.sub("-(?=-)", "-{}", shown(str(value)).translate(escapes))
         return re.sub(r"(?<![^\s(])-(?=\d)", "$-$", text)
 
     tex = template(
@@ -269,21 +270,10 @@ def _svg(answer: Answer) -> str:
     return svg(charts[0])
 
 
-class Format(NamedTuple):
-    """A format: the function that writes an answer in it, and the ending of its files."""
-
-    make: Callable[[Answer], str]
-    ending: str
-
-
+#: The function that writes an answer in each format, and the ending of its files.
 FORMATS = {
-    "terminal": Format(_terminal, ".txt"),
-    "markdown": Format(_markdown, ".md"),
-    "csv": Format(_csv, ".csv"),
-    "json": Format(_json, ".json"),
-    "latex": Format(_latex, ".tex"),
-    "html": Format(page, ".html"),
-    "svg": Format(_svg, ".svg"),
-}
+    "terminal": (_terminal, ".txt"), "markdown": (_markdown, ".md"), "csv": (_csv, ".csv"), "json": (_json, ".json"),
+    "latex": (_latex, ".tex"), "html": (page, ".html"), "svg": (_svg, ".svg"),
+}  # fmt: skip
 #: Formats by the ending of a file.
-_FORMS = {form.ending: name for name, form in FORMATS.items()} | {".json.gz": "trace"}
+_FORMS = {ending: name for name, (_, ending) in FORMATS.items()} | {".json.gz": "trace"}

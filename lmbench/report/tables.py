@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from lmbench.records.load import guards_by_name
-from lmbench.records.statistics import CONFIDENCE, ratio_of
+from lmbench.records.statistics import ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
@@ -28,10 +28,6 @@ from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 _Rows = list[tuple[int, list[Cell | None]]]
 _CHANGE = Unit(change_percent, scale=100.0)
 
-_UNDECIDED_RATIO = (
-    "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "
-    "same configuration could differ as much"
-)
 _VERDICT_NOTES = {
     "undecided": (
         "undecided: the ratio between processes may be 1 (5 % over all rows), or a side has fewer than three"
@@ -64,17 +60,21 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         return None
     filled = {cell for figures in values.values() for cell in figures} | frame.facts.keys() - frame.ok.keys()
     frame = frame.select(cell for cell in frame.ordered(sorting) if cell in filled)
+    spread = ""
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
         # The first column holds the outcomes of cells that are not ok.
         has_outcomes = bool(frame.facts.keys() - frame.ok.keys())
         columns = [column for column in columns if values[column] or (has_outcomes and column is columns[0])]
-        values |= {column: _ratios_with_notes(values[column]) for column in columns if column.is_relative}
+        # The first column with a spread says whose it is.
+        for column in [column for column in columns if column.has_spread and values[column]][:1]:
+            spread = spread_text(map(len, frame.ok.values()))
+            values[column] = _with_spread_notes(values[column], frame)
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
-            figures = _with_spread_note(frame, cell, {column: values[column].get(cell) for column in columns})
+            figures = {column: values[column].get(cell) for column in columns}
             feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
             notes = [*_notes(frame, cell, figures), *feature_notes]
             first, *others = figures.values()
@@ -91,8 +91,6 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         run_id = frame.runs_of(cell)[0].run_id
         cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *row])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
-    has_spread = frame.ok and not spec.among and any(column.has_spread for column in columns)
-    spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
         spec.title,
@@ -103,8 +101,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
 
 
 def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> list[str]:
-    """Notes on failed guards, runs that are not counted, several hosts or commits, and attention that was
-    fused."""
+    """Notes on failed guards, runs that are not counted, several hosts or commits, and fused attention."""
     runs = frame.runs_of(cell, "ok")
     notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
     not_ok = tally(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
@@ -124,32 +121,15 @@ def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> 
     return notes
 
 
-def _with_spread_note(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> dict[Quantity, Cell | None]:
-    """The figures of a row; the first spread has a note if it is that of fewer processes than other rows have."""
-    noted, count = dict(figures), len(frame.ok.get(cell, ()))
-    for column, figure in figures.items():
-        if figure and figure.std is not None and column.has_spread and count < max(map(len, frame.ok.values())):
-            note = spread_text([count]).removeprefix("mean ")
-            noted[column] = replace(figure, notes=(*figure.notes, note))
-            break
-    return noted
-
-
-def _ratios_with_notes(ratios: Mapping[int, Cell]) -> dict[int, Cell]:
-    """Ratios to the baseline, with a note on those that may be 1."""
+def _with_spread_notes(figures: Mapping[int, Cell], frame: Frame) -> dict[int, Cell]:
+    """The figures of a column, with a note on a spread of fewer processes than other rows have."""
+    most = max(map(len, frame.ok.values()))
     return {
-        cell: replace(ratio, notes=(*ratio.notes, _UNDECIDED_RATIO)) if _may_be_one(ratio) else ratio
-        for cell, ratio in ratios.items()
+        cell: replace(figure, notes=(spread_text([count]).removeprefix("mean "),))
+        if (count := len(frame.ok[cell])) < most and figure.std is not None
+        else figure
+        for cell, figure in figures.items()
     }
-
-
-def _may_be_one(ratio: Cell) -> bool:
-    """Whether a ratio is not told from 1; False where it has no interval, or a note that too few processes made it."""
-    if ratio.notes:
-        return False
-    if ratio.p is not None:
-        return ratio.p >= 1 - CONFIDENCE
-    return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
 
 
 def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
@@ -161,7 +141,7 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 def spread_text(runs: Iterable[int]) -> str:
     """What the number behind `±` is, by the number of ok runs of each cell."""
     counts = {*runs} - {0}
-    several = re.sub(", (?=[0-9]+$)", " or ", ", ".join(map(str, sorted(counts - {1}))))
+    several = " or ".join(map(str, sorted(counts - {1})))
     if not several:
         return "mean ± std of the steps within one run"
     alone = ", or of the steps of a single one" if 1 in counts else ""
@@ -253,9 +233,9 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Mea
         if (speedup := speedups.get(cell)) is not None:
             way, ratio = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES)
             certainty = f"not decided: fewer than {MIN_REPEATS} processes on a side; --repeats {MIN_REPEATS}"
-            if not speedup.notes and speedup.low is not None and speedup.high is not None:
+            if speedup.p is not None:
                 interval = f"95 % interval {TIMES.text(speedup.low)} .. {TIMES.text(speedup.high)}"
-                certainty = listed(_may_be_one(speedup) and "undecided", interval)
+                certainty = listed(speedup.notes and "undecided", interval)
             yield f"{way} is {ratio} as fast as {frame.base_name} ({certainty})", cell, others
 
 

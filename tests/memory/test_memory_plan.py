@@ -171,12 +171,14 @@ def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
     assert (plan.best.is_checked, plan.best.reserved_bytes, next(reserved, None)) == (True, 399, None)
 
 
-@pytest.mark.parametrize(("missed_bytes", "best_bytes"), [(0, 399), (1, 400), (2, None)])
-def test_what_a_step_reserved_above_its_prediction_is_expected_of_other_recipes_too(missed_bytes, best_bytes):
+@pytest.mark.parametrize(
+    ("missed_bytes", "best_bytes"), [([0], 399), ([1], 400), ([2], None), ([1, -1], 400), ([1, 1], None)]
+)
+def test_what_steps_reserved_above_their_predictions_is_expected_of_other_recipes_too(missed_bytes, best_bytes):
     fewer, more = FEW_BLOCKS
     times = [time_of("none", fewer, 4, fewer), time_of("none", more, 4, more), time_of("inputs", fewer, 4, 2 * fewer)]
-    step = MeasuredStep(Recipe(4, 1), 10, 380, 420, missed_bytes)
-    best = planted_plan(iter(()), times=times, chains=[CHAIN], steps=[step]).best
+    steps = [MeasuredStep(Recipe(4, 1), 10, 380, 420, missed) for missed in missed_bytes]
+    best = planted_plan(iter(()), times=times, chains=[CHAIN], steps=steps).best
     assert (best and best.reserved_bytes) == best_bytes
 
 

@@ -8,7 +8,7 @@ import yaml
 from scipy import stats
 
 from lmbench.records.field import PerPhase
-from lmbench.records.measured import RankRecord
+from lmbench.records.measured import Guard, RankRecord
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.statistics import median_interval, trend
 from lmbench.records.step import StepRecord, select_window
@@ -78,6 +78,15 @@ def test_where_every_step_is_short_none_is_counted_as_left_out():
     run.window.micro_batches = 4
     complete_run(run, [_step(1), _step(2)])
     assert (run.window.short_count, run.phases.step.n) == (0, 2)
+
+
+def test_a_run_that_is_completed_again_has_each_guard_once_and_those_of_observers_last():
+    run, mine = RunRecord(SCHEMA_VERSION, "ok"), Guard("mine", "pass")
+    run.guards.append(mine)
+    complete_run(run, [_step(1)])
+    guards = list(run.guards)
+    complete_run(run, [_step(1)])
+    assert (run.guards, run.guards[-1]) == (guards, mine)
 
 
 @pytest.mark.parametrize(

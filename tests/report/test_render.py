@@ -85,12 +85,12 @@ def test_csv_and_json_hold_every_figure_in_si_units():
 
 
 def test_latex_escapes_its_special_characters():
-    rows = [["\\input{y} & #1"], ["[1] fit --help | more"], ["-3 .. -1 of x-1"]]
+    rows = [["\\input{y} & #1"], ["[1] fit --help | more ---"], ["-3 .. -1 of x-1"]]
     text = render(Answer(tables=[Table("t", "50 % of a_b", [Column("x")], rows)]), "latex")
     assert r"\caption{50 \% of a\_b}" in text
     assert r"\textbackslash{}input\{y\} \& \#1 \\" in text
     # A bracket at the start of a row would be an argument of the line break before it.
-    assert r"{[}1] fit -{}-help \textbar{} more \\" in text
+    assert r"{[}1] fit -{}-help \textbar{} more -{}-{}- \\" in text
     assert r"$-$3 .. $-$1 of x-1 \\" in text
 
 
