@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from lightning.pytorch import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.host_step import HostStep
@@ -112,9 +110,9 @@ class KernelProfiler(PassThroughProfiler):
 
         Lightning calls this before the callbacks' `setup`.
         """
-        module: Any = getattr(self, "_lightning_module")  # noqa: B009 - Lightning sets it, and declares it nowhere
-        trainer: Any = module.trainer
-        added: list[Callback] = [HostStep(), KernelCapture(self.steps, self.tool)]
+        module = getattr(self, "_lightning_module")  # noqa: B009 - Lightning sets it, and declares it nowhere
+        trainer = module.trainer
+        added = [HostStep(), KernelCapture(self.steps, self.tool)]
         # In front of the timer, so that starting and stopping the recording is not in its times.
         trainer.callbacks = [*added, *(c for c in trainer.callbacks if not isinstance(c, HostStep | KernelCapture))]
         for session in trainer.callbacks:

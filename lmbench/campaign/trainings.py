@@ -27,7 +27,7 @@ def affordable_steps(records: Iterable[RunRecord], budget_s: float) -> int:
 
 def training_options(steps: int, *, is_random: bool) -> Options:
     """The options of a training; `is_random`: the configuration has random tokens, which teach nothing."""
-    options: Options = {
+    options = {
         "measure.steps": steps,
         "measure.min_window_s": 0.0,
         "measure.probe_steps": 0,

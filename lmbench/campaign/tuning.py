@@ -215,7 +215,7 @@ class Stages:
             UsageError: the given configuration does not run, or has no figure of the goal.
         """
         baseline = Candidate(Trial())
-        points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
+        points = {"as given": {}, "its kernels": {PASS: "kernels"}}
         baseline.runs, profiled = self.measure(_GIVEN, self.short, points, _SEARCH, _ROUNDS)
         self.check(baseline)
         record = next((run.record for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)

@@ -80,7 +80,7 @@ def _sizes() -> Table:
     numbers = [Column(name, COUNT) for name in ("d_model", "d_ff", "layers", "heads", "parameters")]
     columns = [Column("size"), *numbers, Column("CS336")]
     figures_of = attrgetter("d_model", "d_ff", "num_layers", "num_heads", "parameter_count")
-    rows: list[list[Value]] = [[name, *figures_of(shape), COURSE_NAMES.get(name)] for name, shape in SIZES.items()]
+    rows = [[name, *figures_of(shape), COURSE_NAMES.get(name)] for name, shape in SIZES.items()]
     caption = "parameters with a vocabulary of 10,000; CS336: the years in which the course's assignment 2 has it"
     return Table("sizes", "Model sizes", columns, rows, caption)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
@@ -52,7 +51,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
     for name, side in sides.items():
         for run in (*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))):
             left_out[f"{name}: {run.reason}"].append(run.path)
-    texts: dict[str, Iterable[object]] = {
+    texts = {
         "verdict": [f"{comparison.verdict.upper()}: {verdict}"],
         "": reasons,
         **{name: [side.given] for name, side in sides.items()},
@@ -92,10 +91,11 @@ def _tables(comparison: Comparison) -> list[Table]:
     """All figures of a single cell; for several cells their step times, and the other figures that changed."""
     cells, name = comparison.cells, Column("cell")
     if len(cells) == 1:
-        rows = [_row(figure) for figure in cells[0].metrics]
-        counts = f"{len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
+        (cell,) = cells
+        rows = [_row(figure) for figure in cell.metrics]
+        counts = f"{len(cell.used_a)} and {len(cell.used_b)} processes"
         means = f"geometric means of {counts}; step is the trimean of a process's steps"
-        if cells[0].metrics and cells[0].metrics[0].ratio.differences:
+        if cell.metrics and cell.metrics[0].ratio.differences:
             means += "; B / A is the median over rounds, its interval holds after every round"
         caption = f"{means}; findings of phases and memory after Holm's correction"
         return [Table("figures", "Compared", [Column("figure"), *_FIGURES], rows, caption)]
@@ -106,7 +106,7 @@ def _tables(comparison: Comparison) -> list[Table]:
         finding = Cell(cell.verdict, style="outcome", notes=(*reasons, *cell.notes, *map(str, cell.slow)))
         figures = _row(cell.metrics[0])[1:-1] if cell.metrics else [None] * 4
         steps.append([cell.name, *figures, finding])
-    changes: list[list[Value | Cell]] = [
+    changes = [
         [cell.name, *_row(figure)]
         for cell in cells
         for figure in cell.metrics[1:]

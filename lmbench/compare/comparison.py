@@ -253,7 +253,7 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
             mean_a, mean_b = map(geometric_mean, values)
             if cell.by_rounds:
                 logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
-                ratio: Ratio = ratio_by_rounds(logs)
+                ratio = ratio_by_rounds(logs)
                 are_equal_within = all(len({*of_side}) == 1 for of_side in values)
                 if metric.unit == "bytes" and are_equal_within and mean_a != mean_b:
                     # A permutation test: two of all ways to deal these peaks to the sides part them like this.

@@ -125,7 +125,7 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
     """
     if vocab_size < MINIMUM_VOCAB_SIZE:
         raise UsageError(f"vocab_size is {vocab_size}; byte-level tokens of text need at least {MINIMUM_VOCAB_SIZE}")
-    dtype: Any = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     try:
         parts = (corpus.sha256, vocab_size, TRAINING_BYTES, END_OF_TEXT, version("tokenizers"))
         path = cache_dir / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.tokens"

@@ -166,7 +166,7 @@ def tensor_reasons(
         reasons |= dict.fromkeys(("parameters", "buffers", "batch"), f"precision {precision} casts floating tensors")
     if loss_scale is not None:
         reasons["gradients"] += f"; multiplied by the loss scale {loss_scale:g} until the optimizer's step"
-    expected: dict[str, Iterable[str]] = dict.fromkeys(("gradients", "optimizer_state"), parameters)
+    expected = dict.fromkeys(("gradients", "optimizer_state"), parameters)
     for kind, explained in {"parameters": [meaning.weights], **expected}.items():
         if others := ", ".join(dtype for dtype in dtypes[kind] if dtype not in explained):
             reasons[kind] += f"; {others}: the code's own choice"

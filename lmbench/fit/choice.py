@@ -206,7 +206,7 @@ def import_class(key: str, path: str) -> type:
         UsageError: the module or class does not exist, the module's own code fails, or the class has the wrong base.
     """
     option = f"--{key} {path}"
-    imported: Any = import_named(option, path)
+    imported = import_named(option, path)
     if not (isinstance(imported, type) and issubclass(imported, BASES[key])):
         raise UsageError(f"{option} {NO_MODULE if key == 'model' else 'is no lightning.pytorch.LightningDataModule'}")
     return imported

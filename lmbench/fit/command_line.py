@@ -74,7 +74,7 @@ def _parser(command: str, model: type, data: type | None) -> ArgumentParser:
     parser.add_argument("--seed_everything", type=bool | int, default=0, help="seed of the run; true is a random one")
     _add(parser, "trainer", BenchTrainer)
     parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
-    skip: set[str | int] = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
+    skip = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
     parser.add_method_arguments(BenchTrainer, command, skip=skip)
     for key, class_ in {**_GROUPS, "model": model, "data": data}.items():
         if class_ is not None:

@@ -41,7 +41,6 @@ from lmbench.fit.trainer import BenchTrainer, as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.instruments.turns import TurnTaking
-from lmbench.instruments.window import Schedule
 from lmbench.interruption import exits_raised, held, is_listening, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
@@ -250,7 +249,7 @@ class Measurement:
 
     def _callbacks(self, user: list[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
-        schedule: Schedule = self.settings
+        schedule = self.settings
         instruments, turns = list[Callback](), TurnTaking.of_environment()
         for room in ROOMS:
             options = self.rooms.get(room.name, {})

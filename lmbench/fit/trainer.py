@@ -88,7 +88,7 @@ class BenchTrainer(Trainer):
         meaning = find_precision(name)
         is_fp8 = meaning is not None and meaning.peak == "fp8"
         kwargs["precision"] = "bf16-mixed" if is_fp8 else precision
-        callbacks: list[Any] = [Compiler(options), *([] if recompute is None else [Recomputer(recompute)])]
+        callbacks = [Compiler(options), *([] if recompute is None else [Recomputer(recompute)])]
         if is_fp8:
             callbacks.append(Fp8Tokens())
             # torchao's tensors cannot be cast in inference mode.

@@ -172,7 +172,7 @@ def out_of_memory(exception: BaseException) -> RunError | None:
     """
     if isinstance(exception, KeyboardInterrupt):
         return None
-    chain: list[BaseException] = [exception]
+    chain = [exception]
     for link in chain:
         if (where := _exhausted_memory(link)) is not None:
             amount = _AMOUNT.search(message_of(link))

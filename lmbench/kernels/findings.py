@@ -29,7 +29,7 @@ from lmbench.records.intervals import NONE
 from lmbench.records.measured import Guard
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase, Values
-from lmbench.report.described import Row, records
+from lmbench.report.described import records
 from lmbench.report.units import percent
 
 
@@ -157,7 +157,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
     }
     if findings.why_no_kernels:
         return convert({"reason": findings.why_no_kernels, "steps": timeline.steps, **path}, KernelSummary)
-    clocks: dict[str, Row] = {row["phase"]: row for row in records(phases.reset_index())}
+    clocks = {row["phase"]: row for row in records(phases.reset_index())}
     clocks[STEP] = findings.clocks.total.to_dict()
     summaries = {}
     for span in SPANS:

@@ -48,7 +48,7 @@ def _path_events(pieces: pd.DataFrame) -> list[Any]:
 
 def _events_of(trace: Trace, rank: int) -> list[Any]:
     """All events of a rank's file, with times on the common clock, and numbers of processes and flows of its own."""
-    document: Any = msgspec.json.decode(read_file(trace.path, MAX_JSON_BYTES, True, unpacks=True))
+    document = msgspec.json.decode(read_file(trace.path, MAX_JSON_BYTES, True, unpacks=True))
     base_ns = int(document.get("baseTimeNanoseconds", 0))
     later_us = (trace.shift_ns - (trace.events.origin_ns - base_ns)) / 1e3
     numbers = dict[Any, int]()

@@ -19,7 +19,7 @@ from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
 from lmbench.kernels.names import NAMES, kind_of, module_path
 from lmbench.kernels.trace import OUTSIDE, Trace
-from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, take, union
+from lmbench.records.intervals import NONE, covered, cut, locate, paint, take, union
 
 # Links in which the host does something. Those that end a wait for the device overlap the others.
 _HOST, _RETURNS = ("program", "call", "return", "queue"), ("return", "queue")
@@ -178,7 +178,7 @@ def _places(trace: Trace, pieces: pd.DataFrame) -> list[str]:
     host, words = trace.host, list[str]()
     thread, moments = (pieces[name].to_numpy(np.int64) for name in ("thread", "moment"))
     main = np.full_like(thread, trace.events.main_thread)
-    around: tuple[Integers, ...] = (
+    around = (
         host.nesting.around(thread, moments), host.functions.around(main, moments), host.users.around(main, moments)
     )  # fmt: skip
     for cause, event, function, users_range in zip(pieces.cause.tolist(), *around, strict=True):

@@ -26,7 +26,7 @@ from lmbench.python_process import ProcessFailed
 from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import STEP, Values
-from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
+from lmbench.report.answer import Answer, Chart, Line, Table, guard_lines
 from lmbench.report.charts import picture
 from lmbench.report.described import table
 from lmbench.report.run import refusal
@@ -282,8 +282,8 @@ def _frontier_chart(rows: pd.DataFrame, plan: MemoryPlan) -> Chart:
         }
         for row in rows.to_dict("records")
     ]  # fmt: skip
-    x: Spec = {"title": "reserved (GiB)", "scale": {"zero": False}}
-    limit: Spec = {
+    x = {"title": "reserved (GiB)", "scale": {"zero": False}}
+    limit = {
         "data": {"values": [{"limit": plan.gpu.total_bytes / 2**30}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
         "encoding": {"x": {**x, "field": "limit"}, "y": None},
     }  # fmt: skip

@@ -121,7 +121,7 @@ def _unsized(make: Callable[..., Any]) -> Any:
 def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
     """Turn a lazy module's parameter into a fake one of a size; optimizers that have it keep it."""
     empty = torch.empty(shape, dtype=dtype or _DTYPE.__get__(tensor))
-    sized: Any = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+    sized = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
     tensor.__class__, tensor.__dict__, sized.__dict__ = type(sized), sized.__dict__, tensor.__dict__
     torch._C._swap_tensor_impl(tensor, sized)
 
@@ -139,7 +139,7 @@ def _copy_of(copy: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             with _disable_current_modes():
                 return copy(tensor, memo)
         if id(tensor) not in memo:
-            duplicate: Any = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            duplicate = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             duplicate._is_param = isinstance(tensor, nn.Parameter)
             memo[id(tensor)] = duplicate
         return memo[id(tensor)]

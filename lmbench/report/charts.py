@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
@@ -139,7 +138,7 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
     # Where all cells share the float32 matmul, tables name the precision alone, and so does the legend.
     series_facts = [name for name in spec.series if name != "matmul" or name in differing]
-    positions: list[Any] = [(cell, frame.describe(cell, series_facts), frame.facts[cell].get(spec.x)) for cell in cells]
+    positions = [(cell, frame.describe(cell, series_facts), frame.facts[cell].get(spec.x)) for cell in cells]
     if spec.kind == "rows":
         positions = [(cell, "", label) for label, cell in rows_of(frame)]
     is_scale = is_line and spec.x not in frame.course

@@ -76,8 +76,9 @@ def of_run(run: RunRecord) -> dict[str, float]:
     if run.kernels is not None and (step := run.kernels.phases.step) is not None:
         for grouping, times_s in (("kind", step.kinds), ("part", step.parts)):
             logged |= {f"kernels/{grouping}_{name.removesuffix('_s')}_ms": s * 1e3 for name, s in times_s.items()}
-    of_rooms = leaves(run.rooms, "rooms")
-    logged |= {name.replace(".", "/"): value for name, value in of_rooms if isinstance(value, int | float)}
+    logged |= {
+        name.replace(".", "/"): value for name, value in leaves(run.rooms, "rooms") if isinstance(value, int | float)
+    }
     return logged | _scalars({name: value for name, value in run.scalars.items() if name != GRADIENT_NORM})
 
 

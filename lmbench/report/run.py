@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 
 from lmbench.records.codec import as_dict
 from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
@@ -175,7 +174,7 @@ def rank_tables(run: RunRecord) -> list[Table]:
     if not run.per_rank:
         return []
     spans = (*PHASES, SPANS[0])
-    rows: list[list[Any]] = [
+    rows = [
         [str(rank.rank), *(rank.mean_s.get(span) for span in spans), rank.run_peak_allocated_bytes]
         for rank in run.per_rank
     ]

@@ -40,7 +40,7 @@ def with_options(settings: Values, options: Options) -> Values:
     Arguments of a class go into its `init_args`. The name of a class alone, such as `model: my_module.MyModule`, stands
     for the class without arguments; another value gives way to the settings below it.
     """
-    tree: Values = copy.deepcopy(settings)
+    tree = copy.deepcopy(settings)
     for name, value in options.items():
         parts, node = name.split("."), tree
         for group, following in itertools.pairwise(parts):

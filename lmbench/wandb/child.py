@@ -91,7 +91,7 @@ def summary_of(record: RunRecord, outcome: str) -> Values:
 
     `outcome` is the outcome as a reader sees it, since the record of a killed run still says `running`.
     """
-    summary: Values = {"outcome": outcome, **logged.of_run(record)}
+    summary = {"outcome": outcome, **logged.of_run(record)}
     if record.error is not None:
         summary |= {f"error/{name}": getattr(record.error, name) for name in ("kind", "message", "phase")}
     for status, name in (("fail", "failed"), ("warn", "warned")) if record.guards else ():
@@ -107,7 +107,7 @@ def tables_of(record: RunRecord) -> dict[str, list[Values]]:
     values: Values = masked(recorded(record))
     values |= {"argv": masked_words(record.argv)} if record.argv else {}
     values.pop("guards", None)
-    tables: dict[str, list[Values]] = {
+    tables = {
         "tables/guards": [as_dict(guard) for guard in record.guards],
         "tables/record": [{"field": name, "value": str(value)} for name, value in values.items()],
     }

@@ -125,6 +125,24 @@ def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from
     )
 
 
+def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(tmp_path):
+    def change(run, repeat):
+        ranks = run["sweep"]["axes"]["trainer.devices"]
+        rate = {1: 100, 2: 199, 4: 300}[ranks] * (1 + 0.01 * repeat)
+        return {"world_size": ranks, "throughput.tokens_per_s": rate}
+
+    view = {
+        "title": "T",
+        "tables": [{"title": "T", "columns": ["scaling_efficiency_fraction"]}],
+        "baseline": {"ranks": 1},
+    }
+    home = make_sweep(tmp_path / "s", {"trainer.devices": [1, 2, 4]}, view=view, repeats=3, change=change)
+    figures = [row[-1] for row in section_of(home).tables[0].cells]
+    assert [figure.value for figure in figures] == pytest.approx([1, 0.995, 0.75])
+    assert [bool(figure.notes) for figure in figures] == [False, True, False]
+    assert figures[2].low < 0.75 < figures[2].high < 0.8
+
+
 def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
     def change(run, repeat):
         step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)

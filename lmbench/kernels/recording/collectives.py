@@ -149,7 +149,7 @@ def _rates(kind: str, group: Any, count: int, device: torch.device, cell_s: floa
 def _collective(kind: str, group: Any, count: int, whole: torch.Tensor) -> Work:
     """Begins the collective on the whole tensor, and on one part for each rank."""
     part = whole[: len(whole) // count].clone()
-    begins: dict[str, Any] = {
+    begins = {
         "all-reduce": partial(dist.all_reduce, whole),
         "all-gather": partial(dist.all_gather_into_tensor, whole, part),
         "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole),

@@ -163,7 +163,7 @@ class GraphOrigins(logging.Handler):
         """Switch Inductor's notes on, its cache of graphs off, and begin to collect."""
         from torch._inductor import config
 
-        before: Any = config.post_grad_custom_post_pass
+        before = config.post_grad_custom_post_pass
         users_passes = before if isinstance(before, list | tuple) else [before] if before is not None else []
 
         def note_graph(graph: torch.fx.Graph) -> None:
@@ -175,7 +175,7 @@ class GraphOrigins(logging.Handler):
             self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES.weightless}
             _notes().clear()
 
-        settings: Any = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}
+        settings = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}
         self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **settings}))
         self._patches.enter_context(_unlisted_kernels())
         self._log.addHandler(self)
