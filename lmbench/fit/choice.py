@@ -35,7 +35,7 @@ NO_MODULE = (
     "module of pytorch_lightning has to import lightning.pytorch instead"
 )
 #: The classes that shipped configurations are written for; subclasses take the settings too.
-_SHIPPED_FOR: dict[str, tuple[type, ...]] = {"model": (LanguageModel,), "data": (TokenData, ShapeData)}
+_SHIPPED_FOR = {"model": (LanguageModel,), "data": (TokenData, ShapeData)}
 #: The class path that stands for "no class", as in `--data null`.
 _NULL = "null"
 

@@ -42,7 +42,7 @@ _GROUPS: dict[str, type] = {
 
 #: LightningCLI's options `optimizer` and `lr_scheduler`: the allowed base classes, and the constructor argument that
 #: lmbench fills in itself.
-_TRAINED_WITH: dict[str, tuple[tuple[type, ...], str]] = {
+_TRAINED_WITH = {
     "optimizer": ((Optimizer,), "params"),
     "lr_scheduler": ((LRScheduler, ReduceLROnPlateau), "optimizer"),
 }

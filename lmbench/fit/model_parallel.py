@@ -43,7 +43,7 @@ class SharedInput(ParallelStyle):
         return module
 
 
-_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+_STYLES = {
     "colwise": ColwiseParallel, "rowwise": RowwiseParallel, "shared_input": SharedInput,
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ STEPS, LEAD_STEPS = 30, 10
 #: Batches that a loader is timed for, unless that takes longer than a second, and in any case.
 _MOST_BATCHES, _LEAST_BATCHES = 200, 4
 #: Settings of a DataLoader whose one worker never waits for the process that takes its batches.
-_ONE_WORKER: Values = {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": False}
+_ONE_WORKER = {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": False}
 #: Time between two looks at a worker's stack, each of which takes some 50 us; and lines that are kept.
 _SAMPLING_S, _LINES = 0.004, 3
 #: Numbers of workers, and batches that each holds ready, that are tried.

@@ -30,7 +30,7 @@ _ATTENTION = (
 )
 #: Operators whose results are saved, by name without the overload. Everything else is computed again: norms, rotation,
 #: gating, and attention written out, whose tensors grow with the square of the length (Korthikanti et al. 2022).
-_SAVED: dict[Kept, re.Pattern[str]] = {
+_SAVED = {
     "attention": re.compile(f"aten::{_ATTENTION}"),
     "matmuls": re.compile(f"aten::(mm|addmm|_scaled_mm|{_ATTENTION})"),
 }

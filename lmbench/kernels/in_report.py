@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
@@ -24,7 +23,7 @@ from lmbench.report.view import Feature
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
 # The width of a kernel's name in a cell that also shows its share.
 _NAME_WIDTH = 40
-_NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
+_NAMES = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 # columns
 

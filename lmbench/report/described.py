@@ -5,7 +5,7 @@ A description has, for each column of a table, its heading, its unit, and the fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ def signed_ms(difference_s: float) -> str:
 
 #: How a number is shown, by the unit that the description names, or else by the end of its column's name in the frame.
 #: The unit stands in the caption and not in each heading, so that the tables fit into 80 columns.
-_TEXTS: dict[str, Callable[[float], str]] = {
+_TEXTS = {
     "ms": milliseconds, "us": microseconds, "signed_ms": signed_ms, "count": instances, "fraction": percent,
     "whole": whole,
     # TFLOP/s or TB/s, as the row says.

@@ -103,11 +103,11 @@ def choices_of(model: Model) -> str:
 
 #: The names of strategies by their classes, and the values that their options have unless somebody sets them.
 _STRATEGIES = {"DDPStrategy": "ddp", "FSDPStrategy": "fsdp", "ModelParallel": "fsdp2"}
-_USUAL_OF_FSDP2: Values = {
+_USUAL_OF_FSDP2 = {
     "tensor_parallel_size": 1, "reshard_after_forward": True, "blocks_per_group": 4, "reduce_dtype": "float32",
     "reduce_each_micro_batch": True, "prefetch": 0,
 }  # fmt: skip
-_USUAL_OPTIONS: Values = {
+_USUAL_OPTIONS = {
     "timeout": "0:30:00", "start_method": "popen", "data_parallel_size": "auto", "tensor_parallel_size": "auto",
     "save_distributed_checkpoint": True, "sharding_strategy": "FULL_SHARD", "state_dict_type": "full",
 }  # fmt: skip
@@ -231,7 +231,7 @@ CONSEQUENCES = {"optimizer"}
 OF_SHAPE = {"model.d_ff", "model.num_heads"}
 
 #: The fact that each option sets.
-_FACT_OF: Mapping[str, str] = {option: fact.name for fact in FACT.values() for option in fact.settings.split()}
+_FACT_OF = {option: fact.name for fact in FACT.values() for option in fact.settings.split()}
 
 #: Axes that repeat a cell with other weights or other data.
 SEEDS = ("seed_everything", "data.seed")

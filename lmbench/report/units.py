@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 MISSING = "-"
@@ -144,7 +144,7 @@ LOSS = Unit("{:.4f}".format, "nat")
 #: The columns of joules per token and of tokens/s name the unit in their titles.
 MILLIJOULES = Unit(millijoules, scale=1e3)
 _PLAIN = Unit(plain)
-_OF_FIELDS: Mapping[str, Unit] = {
+_OF_FIELDS = {
     "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit(instances), "index": _PLAIN, "1": _PLAIN, "nat": LOSS,
     "tokens/s": COUNT, "J/token": MILLIJOULES,
 }  # fmt: skip
