@@ -245,7 +245,7 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.facts if cell in measured]:
             best = max(cells, key=lambda cell: measured[cell].value)
-            yield f"{frame.describe(best, [spec.x])} has the most {column_of(spec.y).title}", best, others
+            yield f"{frame.describe(best, [spec.x])} is the best", best, others
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
