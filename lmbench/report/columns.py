@@ -97,7 +97,8 @@ class Quantity:
             numbers = frame.numbers(cell, self.expression)
             if not numbers and self.name.startswith(_SCALARS):
                 # A room's observer logs in the runs of its pass alone.
-                numbers = [value for value in [beside(self.name)(frame, cell)] if value is not None]
+                value = beside(self.name)(frame, cell)
+                numbers = [] if value is None else [value]
             if numbers:
                 std = low = high = None
                 if self.has_spread:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmbench.masking import leaves, masked, shown
@@ -277,6 +277,12 @@ def plain(value: Any) -> Value:
     if value is None or isinstance(value, int | float):
         return value
     return shown(as_text(value))
+
+
+def environment_of(runs: Iterable[Facts]) -> dict[str, list[str]]:
+    """The versions, commits and hosts that the facts of some runs have, by the fact's name."""
+    runs = [*runs]
+    return {name: sorted({str(facts[name]) for facts in runs if name in facts}) for name in sorted(ENVIRONMENT)}
 
 
 def is_notable(name: str, value: Value) -> bool:

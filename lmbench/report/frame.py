@@ -97,6 +97,11 @@ class RunRow(NamedTuple):
     is_profiled: bool
     is_shown: bool
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the run is in the statistics of its cell: a shown one that ended well."""
+        return self.is_shown and self.run.outcome == "ok"
+
 
 @dataclass
 class Group:
@@ -214,7 +219,7 @@ class Frame:
 
     def by_seed(self, cell: int) -> dict[Any, StoredRun]:
         """The cell's first ok run for each seed of weights and data."""
-        rows = [row for row in self.rows[cell] if row.is_shown and row.run.outcome == "ok" and row.seed is not None]
+        rows = [row for row in self.rows[cell] if row.is_counted and row.seed is not None]
         return {row.seed: row.run for row in reversed(rows)}
 
     def outcome(self, cell: int) -> str:

@@ -21,7 +21,7 @@ from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS, Values
 from lmbench.report.answer import Answer, Line
-from lmbench.report.facts import ENVIRONMENT, Facts, commit_text
+from lmbench.report.facts import Facts, commit_text, environment_of
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
@@ -103,7 +103,7 @@ def _by_run(frame: Frame) -> Frame:
     rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
     for cell, runs in frame.rows.items():
         for row in runs:
-            if row.is_shown and row.run.outcome == "ok":
+            if row.is_counted:
                 facts[len(rows)] = {**frame.facts[cell], **_environment([row]), "repeat": row.repeat}
                 rows[len(rows)] = [row]
     return Frame(rows, facts)
@@ -111,8 +111,7 @@ def _by_run(frame: Frame) -> Frame:
 
 def _environment(rows: Iterable[RunRow]) -> Facts:
     """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
-    facts = [{**row.facts, "commit": _commits(row.run.record)} for row in rows]
-    known = {name: sorted({str(each[name]) for each in facts if name in each}) for name in sorted(ENVIRONMENT)}
+    known = environment_of({**row.facts, "commit": _commits(row.run.record)} for row in rows)
     return {name: " ".join(values) for name, values in known.items() if values}
 
 

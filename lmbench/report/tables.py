@@ -18,7 +18,7 @@ from lmbench.records.statistics import ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
-from lmbench.report.facts import ENVIRONMENT, FACT, describe, heading, is_notable
+from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.run import disputed_peak
 from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
@@ -68,9 +68,10 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         has_outcomes = bool(frame.facts.keys() - frame.ok.keys())
         columns = [column for column in columns if values[column] or (has_outcomes and column is columns[0])]
         # The first column with a spread says whose it is.
-        for column in [column for column in columns if column.has_spread and values[column]][:1]:
+        spreading = next((column for column in columns if column.has_spread and values[column]), None)
+        if spreading is not None:
             spread = spread_text(map(len, frame.ok.values()))
-            values[column] = _with_spread_notes(values[column], frame)
+            values[spreading] = _with_spread_notes(values[spreading], frame)
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
@@ -107,10 +108,9 @@ def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> 
     not_ok = tally(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
     if runs and not_ok:
         notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {not_ok}")
-    for name in sorted(ENVIRONMENT):
-        known = {str(row.facts[name]) for row in frame.rows[cell] if row.run in runs and name in row.facts}
+    for name, known in environment_of(row.facts for row in frame.rows[cell] if row.is_counted).items():
         if len(known) > 1:
-            notes.append(f"mean over runs of more than one {name}: {', '.join(sorted(known))}")
+            notes.append(f"mean over runs of more than one {name}: {', '.join(known)}")
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
         notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
     if any(run.record.compile.is_attention_fused for run in runs):
