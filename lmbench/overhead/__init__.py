@@ -23,10 +23,10 @@ from msgspec import Struct
 from lmbench.progress import progress
 from lmbench.python_process import KEPT_HEAP, PAIR, TURNS, ProcessFailed, kill_processes_below, run_python
 from lmbench.records.load import find_runs, load_run
-from lmbench.records.run import RunRecord
+from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.statistics import mean_interval
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
-from lmbench.report.run import banner
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled
+from lmbench.report.run import banner, environment_text
 from lmbench.report.units import MS, PERCENT
 
 Arm = Literal["bare", "trainer", "harness", "do_bench"]
@@ -113,12 +113,14 @@ def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> An
         Column("over bare", MS, "over_bare_s"), Column("over bare", PERCENT, "over_bare_fraction"),
     ]  # fmt: skip
     rounds, (first, *_) = len(times_s), pairs
+    environment = pilot.environment or RunEnvironment()
+    machine = environment_text(environment, environment.gpu.name or environment.host.cpu_model, with_code=True)
     turns = min(pair.turns for pair in pairs)
     how = f"in {turns} turns" if turns else "one after the other"
     title = f"{rounds} rounds of {first.steps} steps (warm-up {pilot.window.warmup_steps}), each arm and bare {how}"
     caption = "time a step, [95 % interval] of the mean over rounds"
     return Answer(
-        headline=[*banner(pilot), *(Line(arm, ARMS[arm]) for arm in ("bare", *arms))],
+        headline=[*banner(pilot), *labelled("measured", machine), *(Line(arm, ARMS[arm]) for arm in ("bare", *arms))],
         tables=[Table("arms", title, columns, rows, caption)],
         notes=[Line("repeat", command, is_whole=True)],
         figures={"rounds": rounds, "steps": first.steps, "measurements": pairs, "run": pilot},

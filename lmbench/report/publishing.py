@@ -3,7 +3,7 @@
 The page has the tables of each study, with machine, versions and commit above them and the command below each. The
 file of rows has those of `--format csv`, then a row for each process, so that every figure of the page has its row.
 Answers of other commands (`lmbench overhead --format json --output RESULTS/NAME.json`) are published with the runs of
-their folder.
+their folder, if it has any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.run import RunEnvironment, RunRecord
-from lmbench.records.store import write_whole
+from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS, Values
 from lmbench.report.answer import Answer, Line
 from lmbench.report.facts import Facts, commit_text, environment_of
@@ -46,15 +46,18 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
         UsageError: there is no result, or the files cannot be written.
     """
     target = target.with_suffix("") if target.suffix in (".md", ".csv") else target
-    sections, name = read_sections(paths, catalogue), target.name
+    answers, name = _stored_answers(paths), target.name
+    # A folder may have answers alone.
+    with_runs = [path for path in paths if not answers or any(Path(path).rglob(RUN_FILE))]
+    sections = read_sections(with_runs, catalogue) if with_runs else []
     gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
+    title = f"lmbench on {', '.join(sorted(gpus))}" if gpus else name
     rows = [section._replace(frame=split(section.frame)) for split in (_by_cell, _by_run) for section in sections]
     page = (
-        f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
+        f"# {escaped(title)}\n\n"
         f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
         "the 95 % interval of its mean step, and a row for each process.\n\n"
     )
-    answers = _stored_answers(paths)
     parts = [_page_section(section, catalogue) for section in sections]
     page += render(Answer(sections=[*parts, *answers]), "markdown")
     records = [
