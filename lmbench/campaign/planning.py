@@ -29,7 +29,7 @@ from lmbench.tune.answer import tuned_config
 from lmbench.tune.proof import ProvenPoint
 
 #: Points of the plan that are measured at most.
-_POINTS = 6
+_POINTS = 8
 #: Fractions of the budget after which no time of blocks, and no point, is measured.
 _BLOCKS, _PROOF = 0.5, 1.0
 
@@ -124,16 +124,16 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
 
 
 def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
-    """The runs of few blocks whose differences are the times of a block: each treatment, and two micro-batches."""
+    """The runs of few blocks whose differences are the times of a block: each treatment, in the two largest
+    micro-batches. In smaller ones the host may set the time, which differs between processes."""
     fewer, more = FEW_BLOCKS
     whole = [chain for chain in plan.chains if not chain.is_chunked]
-    sizes = [chain.batch_size for chain in whole]
-    small = next((size for size in sizes if 4 * size <= sizes[0]), sizes[-1])
     kinds = [("none", more, False), *((name, fewer, False) for name in whole[0].blocks)]
     if len(whole) < len(plan.chains):
         kinds.append(("none", fewer, True))
     points = dict[str, Options]()
-    for size, (name, blocks, is_chunked) in product(dict.fromkeys((sizes[0], small)), kinds):
+    for timed, (name, blocks, is_chunked) in product(whole[:2], kinds):
+        size = timed.batch_size
         options = Recipe(size, 1, name, is_chunked=is_chunked).options
         if "data.batch_size" not in plan.points[0].options:
             del options["data.batch_size"]

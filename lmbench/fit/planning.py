@@ -36,8 +36,13 @@ from lmbench.records.vocabulary import Values
 _STEPS = 2
 #: The ratio of reserved to allocated bytes before a check tells it.
 _RESERVED_RATIO = 1.06
+#: The ratio of measured to predicted work above which the host is taken to have set the step.
+_HOST_RATIO = 1.05
 #: A recipe of a kind that was not checked yet is, if it is predicted to miss the memory by less than this.
 _NEAR_FRACTION = 0.02
+
+#: What recipes share whose predictions are off alike: the micro-batch, the treatment, and whether it is in groups.
+Kind = tuple[int, str, bool]
 
 
 class Planner:
@@ -59,9 +64,11 @@ class Planner:
         self._options, self._batch_size = given.options, given.batch_size
         self.samples = given.batch_size * given.micro_batches
         #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by kind of recipe.
-        self._ratios: dict[tuple[str, bool], tuple[float, float]] = {}
+        self._ratios: dict[Kind, tuple[float, float]] = {}
         #: Ratios of measured to predicted work.
-        self._work_ratios: dict[tuple[str, bool], float] = {}
+        self._work_ratios: dict[Kind, float] = {}
+        #: Measured steps that the host set, each with the seconds of a micro-batch.
+        self._host_bound: list[tuple[Recipe, float]] = []
         #: Bytes that measured steps reserved above their predictions; recipes for one memory miss it alike.
         self._missed_bytes = 0.0
 
@@ -119,6 +126,12 @@ class Planner:
         ratio, reserved_ratio = self._ratios.get(_kind_of(recipe), (1.0, _RESERVED_RATIO))
         peak = predicted_peak(chain, recipe) * ratio
         work = predicted_work(chain, recipe) * self._work_ratios.get(_kind_of(recipe), 1.0)
+        for measured, micro_batch_s in self._host_bound:
+            computes_less = recipe.blocks_again(chain.count) < measured.blocks_again(chain.count)
+            # The host takes longest where blocks keep operators.
+            is_alike = measured.treatment in ("none", "inputs", recipe.treatment)
+            if recipe.batch_size <= measured.batch_size and is_alike and not computes_less:
+                work = max(work, recipe.micro_batches * micro_batch_s)
         return PlanPoint(recipe, self._options_of(recipe), peak, peak * reserved_ratio, work)
 
     def check(self, chain: Chain, point: PlanPoint) -> PlanPoint:
@@ -133,10 +146,13 @@ class Planner:
     def learn(self, chain: Chain, step: MeasuredStep) -> PlanPoint:
         """The point of a measured step, by which recipes of the same kind are predicted from now on.
 
-        Times of few blocks do not tell a step that the host sets, as with matrix products kept in many blocks.
+        Times of few blocks do not tell a step that the host sets, as with matrix products kept in many blocks. If it
+        does, no smaller micro-batch takes less, unless fewer blocks are computed again.
         """
         kind = _kind_of(step.recipe)
-        self._work_ratios[kind] = step.step_s / predicted_work(chain, step.recipe)
+        self._work_ratios[kind] = ratio = step.step_s / predicted_work(chain, step.recipe)
+        if ratio > _HOST_RATIO:
+            self._host_bound.append((step.recipe, step.step_s / step.recipe.micro_batches))
         # The plan before had the bytes that earlier steps missed.
         self._missed_bytes += max(step.missed_bytes, 0.0)
         if step.peak_bytes:
@@ -145,9 +161,8 @@ class Planner:
         return replace(self.estimate(chain, step.recipe), is_checked=step.peak_bytes > 0)
 
 
-def _kind_of(recipe: Recipe) -> tuple[str, bool]:
-    """What recipes share whose predictions are off alike: the treatment, and whether it is in groups."""
-    return recipe.treatment, recipe.group > 1
+def _kind_of(recipe: Recipe) -> Kind:
+    return recipe.batch_size, recipe.treatment, recipe.group > 1
 
 
 def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any]) -> MemoryPlan:

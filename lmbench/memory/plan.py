@@ -219,6 +219,10 @@ class Recipe(Struct, frozen=True):
         """The number of treated blocks, of `count`."""
         return 0 if self.treatment == "none" else self.first or count
 
+    def blocks_again(self, count: int) -> int:
+        """How many runs of blocks are added, of `count` blocks."""
+        return sum(runs_again(self.treated(count), self.group, self.is_nested))
+
     @property
     def recompute(self) -> Values | None:
         """The settings of `--trainer.recompute`; None where nothing is computed again."""
@@ -326,7 +330,8 @@ def work_of(works: Works, whole: Works) -> dict[str, float]:
 def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
     """The chains with seconds as work, on the lines through one or two sizes of the micro-batch that were measured.
 
-    Below them no size is faster than the smaller one: launching its kernels takes as long.
+    Below them a size takes at least its share of the smaller one. Where the host sets the step it takes longer, which
+    a measured step tells.
 
     Raises:
         UsageError: no size has times of blocks that are not recomputed, or more blocks took less time.
@@ -364,10 +369,10 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
     timed_chains = []
     for ends in known.values():
-        least = min(ends, key=lambda chain: chain.batch_size)
-        for chain in (ends[0].at(size, ends[-1]) for size in sizes):
-            if chain.batch_size < least.batch_size:
-                chain.work = {name: max(work_s, least.work[name]) for name, work_s in chain.work.items()}
+        larger, smaller = ends[0], ends[-1]
+        for chain in (larger.at(size, smaller) for size in sizes):
+            share = min(1.0, chain.batch_size / smaller.batch_size)
+            chain.work = {name: max(work_s, share * smaller.work[name]) for name, work_s in chain.work.items()}
             timed_chains.append(chain)
     return timed_chains
 

@@ -136,9 +136,12 @@ def test_times_of_few_blocks_become_times_of_a_step():
     assert [(chain.batch_size, chain.is_chunked) for chain in timed] == [(size, False) for size in (4, 3, 2, 1)]
     assert predicted_work(timed[0], Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
     assert predicted_work(timed[0], Recipe(4, 1, "inputs", 10, 2)) == pytest.approx(1 + 12.5 + 5 * 0.05 + 0.1)
-    # On the line through both sizes, and below them no faster than the smaller one.
+    # On the line through both sizes, also below them.
     assert predicted_work(timed[1], Recipe(3, 1)) == pytest.approx(0.85 + 7.5 + 0.1)
-    assert predicted_work(timed[3], Recipe(1, 1)) == pytest.approx(0.7 + 5 + 0.1)
+    assert predicted_work(timed[3], Recipe(1, 1)) == pytest.approx(0.55 + 2.5 + 0.1)
+    # Noise makes no size faster than its share of the smaller one: half of 0.2 beside blocks, and in each.
+    quick = [*times[:2], time_of("none", fewer, 2, 0.2 + 0.2 * fewer), time_of("none", more, 2, 0.2 + 0.2 * more)]
+    assert predicted_work(with_times(chains, quick)[3], Recipe(1, 1)) == pytest.approx(0.1 + 10 * 0.1 + 0.1)
     # The time ran out, or a run failed: the second size has no time of recomputed blocks.
     assert all(set(chain.blocks) == {"none"} for chain in with_times(chains, times[:-1]))
     with pytest.raises(UsageError, match="no times of blocks"):
@@ -219,6 +222,29 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
     for seen in (step, replace(step, recipe=replace(step.recipe, batch_size=0))):
         assert {recipe.treatment for recipe in points(steps=[seen])} == {"none", "inputs"}
     assert step.recipe not in points(failed=[step.recipe])
+
+
+def test_no_smaller_micro_batch_that_computes_as_much_again_is_faster_than_one_that_the_host_set():
+    fewer, _ = FEW_BLOCKS
+    times = [time_of("none", count, size, size * count) for count in FEW_BLOCKS for size in (4, 2)]
+    times += [time_of("inputs", fewer, size, 1.5 * size * fewer) for size in (4, 2)]
+    chains = [
+        replace(CHAIN, batch_size=size, blocks={
+            name: BlockFacts(*(figure * size / 4 for figure in facts)) for name, facts in BLOCKS.items()
+        })
+        for size in (4, 2, 1)
+    ]  # fmt: skip
+    slow = MeasuredStep(Recipe(2, 2, "inputs", 5), 2 * 100, 300, 300)
+
+    def works(*steps):
+        points = planted_plan(iter(()), times=times, chains=chains, steps=steps).points
+        return {p.recipe.blocks_again(10): p.work for p in points if p.recipe.batch_size == 1}
+
+    as_predicted, after = works(), works(slow)
+    assert max(as_predicted) > 5
+    assert as_predicted[max(as_predicted)] < 100
+    # They would take 400 now, and larger micro-batches take less.
+    assert after == {again: work for again, work in as_predicted.items() if again < 5}
 
 
 def test_a_run_that_recomputes_as_no_plan_does_has_no_times_of_blocks(tmp_path):
