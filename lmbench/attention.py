@@ -34,8 +34,8 @@ def _columns(span: Span) -> tuple[Quantity, ...]:
         return flops_per_s / peak if flops_per_s and peak else None
 
     return (
-        Quantity(f"{span}_flops_per_s", span, rate, _RATE),
-        Quantity(f"{span}_mfu_fraction", f"{span}, of peak", share, PERCENT),
+        Quantity(f"{span}_flops_per_s", span, rate, _RATE, "harmonic mean"),
+        Quantity(f"{span}_mfu_fraction", f"{span}, of peak", share, PERCENT, "harmonic mean"),
     )
 
 

@@ -29,12 +29,13 @@ def fields(*names: str) -> Answer:
     """Tells what the fields of a record, the columns of reports and the guards mean.
 
     A name is that of a field (`step_s`, `phases.<phase>.mean_s`), its last word (`mean_s`), a part of the record
-    (`memory`), a group, a word in names of fields (`mfu`), a column (`speedup`) or a guard (`spread`). Without a name,
-    the groups of fields are listed; `size` also lists the named sizes of models. Fields have these names in run.json,
-    in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist only where they are shown.
+    (`memory`), a group, a word in names of fields (`mfu`), a column (`speedup`) or its heading (`"step CV"`), or a
+    guard (`spread`). Without a name, the groups of fields are listed; `size` also lists the named sizes of models.
+    Fields have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist
+    only where they are shown.
 
     Args:
-        names: a field, its last word, a part of the record, a column, or a guard
+        names: a field, its last word, a part of the record, a column, its heading, or a guard
     """
     quantities: Mapping[str, Quantity] = {}
     if names:
@@ -43,24 +44,30 @@ def fields(*names: str) -> Answer:
 
         quantities = make_catalogue().columns
     all_fields = [field for kind in RECORDS for field in fields_of(kind).values()]
-    chosen = []
+    chosen, columns = [], list[list[Value]]()
     for name in names or [""]:
+        # A heading such as `step CV (%)` ends in its unit.
+        heading = name.partition(" (")[0]
+        titled: list[list[Value]] = [
+            [key, column.meaning] for key, column in quantities.items() if heading in (key, column.title)
+        ]
+        columns += titled
         part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
-        exact = [field for field in all_fields if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
-        matches = exact or [field for field in all_fields if name == _slug(field.group) or name in field.name]
-        # A key of a mapping, such as `scalars.NAME`, is told by the mapping.
-        matches = matches or [field for field in all_fields if name.startswith(f"{field.name}.")]
-        others = {*quantities, *rules()}
-        if not matches and name not in others:
+        matches = (
+            [field for field in all_fields if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
+            or [field for field in all_fields if name == _slug(field.group) or name in field.name]
+            # A key of a mapping, such as `scalars.NAME`, is told by the mapping.
+            or [field for field in all_fields if name.startswith(f"{field.name}.")]
+        )
+        if not matches and not titled and name not in rules():
             words = {word for field in all_fields for word in (field.name, field.name.rpartition(".")[2])}
-            near = suggest(name, words | others)
+            near = suggest(name, {*words, *quantities, *rules()})
             raise UsageError(f"no field is called {name!r}{near}; `lmbench fields` lists them all")
         chosen += matches
     # Fields that differ only in their phase share a row.
     abouts = {(field.group, field.pattern): field.about for field in chosen}
     rows = [[_slug(group), name, about.unit, about.better, about.meaning] for (group, name), about in abouts.items()]
     table = Table("fields", "Fields", _COLUMNS, rows)
-    columns: list[list[Value]] = [[name, quantities[name].meaning] for name in names if name in quantities]
     guards: list[list[Value]] = [[name, *rules()[name].texts] for name in names if name in rules()]
     if names:
         tables = [

@@ -172,7 +172,10 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         refuse(f"cannot be read: {error}; {RECORD}, of fewer steps if it is too large")
     except (RecursionError, msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = str(error).replace("`", "")
-        refuse(f"is no trace, or a damaged one: {reason}; give one as torch.profiler wrote it")
+        refuse(
+            f"is no trace, or a damaged one: {reason}; give one as torch.profiler wrote it, or a run's folder; "
+            "`lmbench list SWEEP` shows those of a sweep"
+        )
     if unread := sorted(filter(_UNREAD.match, {event.cat for event in document.traceEvents})):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
     # Events that never ended have no duration. The trace's guards report a launch or kernel that is lost this way.

@@ -6,13 +6,12 @@ import math
 from statistics import fmean
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
-from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
-from lmbench.report.columns import CHANGE, STEP, Quantity, beside, per_cell
+from lmbench.report.columns import CHANGE, STEP, Quantity, beside
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.run import what_sets
@@ -53,9 +52,9 @@ def _unhidden_fraction(run: RunRecord) -> float | None:
     return 1 - without_s / with_s if with_s and without_s else None
 
 
-def _top_other(run: StoredRun) -> Cell | None:
+def _top_other(frame: Frame, cell: int) -> Cell | None:
     """The longest kernel of the step that is not a matrix product, and its share of kernel time."""
-    if (row := value_at(run.record, "kernels.phases.step.top_other")) is None:
+    if (row := beside("kernels.phases.step.top_other")(frame, cell)) is None:
         return None
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
@@ -98,7 +97,7 @@ COLUMNS: tuple[Quantity, ...] = (
         for span in SHARED_SPANS
     ),
     Quantity(
-        "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
+        "top_other_fraction", "top kernel but matmul", _top_other,
         Unit(units.percent_number, scale=100.0), None,
     ),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),

@@ -238,22 +238,19 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
     """Read a run's folder or a snapshot, replay its history and attribute it.
 
     Raises:
-        UsageError: there is no snapshot, it cannot be read (see `read_snapshot`), or it has several devices and
-            `device` names none of them.
+        UsageError: the folder is no run's, there is no snapshot, it cannot be read (see `read_snapshot`), or it has
+            several devices and `device` names none of them.
     """
     path, run = Path(path), None
     folder = path if path.is_dir() else path.parent
-    if is_run_folder(folder) and (path.is_dir() or path.name == SNAPSHOT_FILE):
+    if path == folder or (path.name == SNAPSHOT_FILE and is_run_folder(folder)):
         run = load_run(folder, with_steps=False).record
         path = folder / SNAPSHOT_FILE
         if not path.is_file():
-            where = "on a GPU " if run.device_type == "cpu" else ""
             raise UsageError(
-                f"{folder} has no history of the allocator; record one {where}with `lmbench fit ... --memory.history "
-                "true`"
+                f"{folder} has no history of the allocator; record one on a GPU with `lmbench fit ... "
+                f"--memory.history true`, or predict: `lmbench memory --config {folder}/config.yaml --gpu H200`"
             )
-    elif path.is_dir():
-        raise UsageError(f"{folder} is no run's folder; name one, or a snapshot that PyTorch pickled")
     snapshot, notes = read_snapshot(path), read_notes(path)
     played = replay(snapshot, snapshot.choose_device(notes.device if notes is not None and device is None else device))
     return Findings(path, run, notes, played, *attribute(snapshot, played, notes))

@@ -144,7 +144,9 @@ class MemoryPrediction:
     method: Text = about("What was run on fake tensors: every block of the model, or only a few.")
     peak_allocated_bytes: Bytes = lower("Predicted peak of allocated memory in a step.", over="max")
     peak_reserved_bytes: Bytes = lower("Predicted memory that the allocator reserves.", over="max")
-    phase_peak_allocated_bytes: PhaseBytes = lower("Predicted peak of allocated memory in <phase>.", over="max")
+    phase_peak_allocated_bytes: PhaseBytes = lower(
+        "Predicted peak of allocated memory in <phase>.", "predicted peak", over="max"
+    )
     error_fraction: Fraction = about(
         "Relative error of the prediction, with its sign: predicted / `memory.steady_peak_allocated_bytes` - 1; null "
         "where nothing was measured."

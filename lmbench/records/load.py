@@ -61,7 +61,10 @@ def load_run(path: str | Path, with_steps: bool = True) -> StoredRun:
     """
     folder = _folder_of(Path(path))
     if not is_run_folder(folder):
-        raise UsageError(f"{str(path)!r} is no lmbench result: it has no {RUN_FILE}; give a run's folder")
+        raise UsageError(
+            f"{str(path)!r} is no lmbench result: it has no {RUN_FILE}; give a run's folder; `lmbench list SWEEP` "
+            "shows those of a sweep"
+        )
     record, run_damage = _read_run(folder)
     steps, steps_damage = _read_steps(folder / STEPS_FILE) if with_steps else ([], None)
     count, written = sum(step.stage == "window" for step in steps), record.window.steps or 0
@@ -163,8 +166,7 @@ def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
         return steps, f"{STEPS_FILE} is not read to its end: {error.strerror}"
     if not bad_count:
         return steps, None
-    lines = "line" if bad_count == 1 else "lines"
-    return steps, f"{STEPS_FILE}: {bad_count} unreadable {lines}, the first is line {first_bad}"
+    return steps, f"{STEPS_FILE}: unreadable lines: {bad_count}, the first is line {first_bad}"
 
 
 def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:

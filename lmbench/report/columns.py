@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
+from inspect import getdoc
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
 from lmbench.records.field import Over
-from lmbench.records.load import StoredRun, read_steps
+from lmbench.records.load import read_steps
 from lmbench.records.schema import SchemaField, fields, value_at
 from lmbench.records.statistics import CONFIDENCE, holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
@@ -76,11 +77,12 @@ class Quantity:
 
     @property
     def meaning(self) -> str:
-        """The title with the unit that it is shown in, and the numbers of runs that it comes from."""
+        """The title with the unit that it is shown in, the numbers of runs behind it, and how they are used."""
         field = isinstance(self.expression, str) and f"of `{self.expression}`"
         origin = listed(self.unit.word, self.over and f"{self.over} over the processes", field)
         title = self.title.replace(BASELINE, "the baseline")
-        return f"{title} ({origin})" if origin else title
+        about = "" if field else (getdoc(self.expression) or "").partition("\n\n")[0]
+        return listed(f"{title} ({origin})" if origin else title, about, separator=": ")
 
     def of(self, frame: Frame) -> dict[int, Any]:
         """The value of each cell that has one, as a Cell of an answer."""
@@ -130,22 +132,18 @@ class Quantity:
 Read = Callable[[Frame, int], Any]
 
 
-def per_cell(read: Callable[[StoredRun], Any]) -> Read:
-    """A function of a cell: the first value, a number or a Cell, that `read` finds in one of the cell's ok runs."""
-    return lambda frame, cell: _first(map(read, frame.runs_of(cell, "ok")))
-
-
 def beside(name: str) -> Read:
-    """A function of a cell: the first number that one of its runs has under this dotted name.
+    """A function of a cell: the first value that one of its runs has under this dotted name.
 
     Runs of any pass and outcome count. Memory histories and traces come from runs of their own beside the timed ones,
     and predictions are the same in all runs.
     """
-    return lambda frame, cell: _first(value_at(run.record, name) for run in frame.runs_of(cell, of_every_pass=True))
 
+    def first(frame: Frame, cell: int) -> Any:
+        values = (value_at(run.record, name) for run in frame.runs_of(cell, of_every_pass=True))
+        return next((value for value in values if value is not None), None)
 
-def _first(values: Iterable[Any]) -> Any:
-    return next((value for value in values if value is not None), None)
+    return first
 
 
 def _first_step(cache_kind: str) -> Expression:
@@ -186,11 +184,8 @@ KNOWN_BY = ("step_s", "tokens_per_s", "peak_bytes")
 
 # against the baseline
 
-_FEW_PROCESSES = f"not decided: a ratio takes {MIN_REPEATS} processes on each side"
-_UNDECIDED = (
-    "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "
-    "same configuration could differ as much"
-)
+_FEW_PROCESSES = f"not decided: fewer than {MIN_REPEATS} processes on a side; --repeats {MIN_REPEATS}"
+_UNDECIDED = "undecided: may be chance, by Holm's correction over the rows"
 
 
 def _ratio(frame: Frame, expression: str, cell: int, base: int, scale: float = 1.0, over: Over = "mean") -> Any:
@@ -214,7 +209,7 @@ def _ratio(frame: Frame, expression: str, cell: int, base: int, scale: float = 1
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:
     """A function of a cell from one of a cell and its baseline; None for cells without a baseline."""
-    return lambda frame, cell: read(frame, cell, frame.base[cell]) if cell in frame.base else None
+    return wraps(read)(lambda frame, cell: read(frame, cell, frame.base[cell]) if cell in frame.base else None)
 
 
 def _speedup(frame: Frame, cell: int, base: int, scale: float = 1.0) -> Any:
@@ -231,10 +226,8 @@ def _efficiency(frame: Frame, cell: int, base: int) -> Any:
 
 
 def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
-    """The relative change of peak memory: of the device's, else of that predicted for a device, else of the host's."""
-    for name in (
-        "memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes", "memory.host_peak_rss_bytes",
-    ):  # fmt: skip
+    """The relative change of the device's peak memory, or of that predicted for a device."""
+    for name in ("memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes"):
         peak, base_peak = (max(frame.numbers(side, name), default=0) for side in (cell, base))
         if peak and base_peak:
             return peak / base_peak - 1

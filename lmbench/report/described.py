@@ -14,7 +14,7 @@ import msgspec
 
 from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Column, Table
-from lmbench.report.units import WORDS, Unit, instances, microseconds, milliseconds, percent, whole
+from lmbench.report.units import WORDS, Unit, instances, microseconds, milliseconds, percent, plain, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ _TEXTS = {
     "whole": whole,
     # TFLOP/s or TB/s, as the row says.
     "tera": lambda value: f"{value / 1e12:.3g}",
-    "giga": lambda value: f"{value / 1e9:.1f}",
+    "giga": lambda value: plain(value * 1e-9),
     "bytes": lambda value: f"{value / 2**30:,.3f}",
     "signed_GiB": lambda value: f"{value / 2**30:+,.3f}",
     "MiB": lambda value: f"{value / 2**20:,.2f}",

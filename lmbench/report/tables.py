@@ -15,7 +15,7 @@ from typing import Any
 
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import ratio_of
-from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
+from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
@@ -43,7 +43,7 @@ def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
         frame: the cells that have a shown run, with their baselines.
     """
     tables = [_table(spec, frame, catalogue, is_first=spec is view.tables[0]) for spec in view.tables if frame.facts]
-    return [table for table in tables if table is not None]
+    return [*filter(None, tables)]
 
 
 def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) -> Table | None:
@@ -231,12 +231,12 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Mea
     comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
     for cell in _largest(frame, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
-            way, ratio = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES)
-            certainty = f"not decided: fewer than {MIN_REPEATS} processes on a side; --repeats {MIN_REPEATS}"
-            if speedup.p is not None:
-                interval = f"95 % interval {TIMES.text(speedup.low)} .. {TIMES.text(speedup.high)}"
-                certainty = listed(speedup.notes and "undecided", interval)
-            yield f"{way} is {ratio} as fast as {frame.base_name} ({certainty})", cell, others
+            way = frame.describe(cell, frame.differing(others))
+            interval = (
+                speedup.p is not None and f"95 % interval {TIMES.text(speedup.low)} .. {TIMES.text(speedup.high)}"
+            )
+            certainty = listed(*speedup.notes, interval, separator="; ")
+            yield f"{way} is {text_of(speedup, TIMES)} as fast as {frame.base_name} ({certainty})", cell, others
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:

@@ -54,6 +54,12 @@ def test_a_column_of_reports_is_told_beside_the_field_of_its_name(printed):
     assert [*json.loads(printed("fields", "--json", "speedup"))["tables"]] == ["columns"]
 
 
+def test_a_column_is_found_by_its_heading_and_told_by_the_function_that_works_it_out(printed):
+    (row,) = json.loads(printed("fields", "--json", "unhidden communication (%)"))["tables"]["columns"]
+    assert row["column"] == "unhidden_communication_fraction"
+    assert row["meaning"].endswith("The share of a step that it would be shorter without synchronizing gradients.")
+
+
 def test_a_guard_and_a_key_of_a_mapping_are_told(printed):
     tables = json.loads(printed("fields", "--json", "busy_machine", "scalars.mine"))["tables"]
     assert tables["guards"][0]["advice"].startswith("Measure when the machine is quiet")

@@ -23,6 +23,7 @@ FILES = {
     "wrong.yaml": "data:\n  batch_size: x\ntrainer:\n  max_stps: 4\n",
     "flat.yaml": "axes: {precision: [bf16-mixed]}", "away.yaml": "axes: {precisoin: null}",
     "bare.yaml": "axes: {data.batch_size: []}", "key.yaml": f"repeat: 2\n{GRID}",
+    "swept/sweep.json": "{}",
     "cpu.json": '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "ts": 0, "dur": 9}]}',
 }  # fmt: skip
 

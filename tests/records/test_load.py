@@ -42,10 +42,10 @@ def _append(folder, data):
 - ['{"step": 2, "loss', [0, 1], null]
 - ["{\"step\": 2, \"note\": \"\xc3", [0, 1], null]
 - ['{"step": 2}', [0, 1, 2], null]
-- ["{\"step\": 2,\n{\"step\": 3}\n", [0, 1, 3], "1 unreadable line, the first is line 3"]
-- ["\0\n\xff\n{\"step\": 3}\n", [0, 1, 3], "2 unreadable lines, the first is line 3"]
+- ["{\"step\": 2,\n{\"step\": 3}\n", [0, 1, 3], "unreadable lines: 1, the first is line 3"]
+- ["\0\n\xff\n{\"step\": 3}\n", [0, 1, 3], "unreadable lines: 2, the first is line 3"]
 """),
-        ("[" * 100_000 + "\n", [0, 1], "1 unreadable line, the first is line 3"),
+        ("[" * 100_000 + "\n", [0, 1], "unreadable lines: 1, the first is line 3"),
     ],
 )
 def test_a_torn_last_line_is_ignored_and_any_other_unreadable_line_is_damage(folder, data, steps, damage):
@@ -137,7 +137,7 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
     # Once with empty lines, and once with a long last line of zeros, in a sparse file.
     for start, size, count, damage in (
         (b"\n" * (MIB // 2) + b'{"step": 7}\n', None, 1, None),
-        (b'{"step": 1}\n', 16 * MIB, 1, "steps.jsonl: 1 unreadable line, the first is line 2"),
+        (b'{"step": 1}\n', 16 * MIB, 1, "steps.jsonl: unreadable lines: 1, the first is line 2"),
     ):
         steps.write_bytes(start)
         os.truncate(steps, size or len(start))

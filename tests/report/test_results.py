@@ -33,6 +33,19 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_
     assert (ends[0] or 0) >= 0
 
 
+def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(tmp_path):
+    def change(_, repeat):
+        flops = {"flops.per_token_flops": 1200, "flops.multiplier": 3}
+        return flops | {"model.head_dim": 16, "phases.forward.mean_s": [0.001, 0.003][repeat]}
+
+    view = {"title": "T", "tables": [{"title": "T", "columns": ["forward_s", "forward_flops_per_s"]}]}
+    axes = {"data.batch_size": [4]}
+    (row,) = rows_of(make_sweep(tmp_path / "s", axes, view=view, repeats=2, change=change))
+    assert row["forward_s"] == pytest.approx(0.002)
+    tokens = 4 * row["context"]
+    assert row["forward_flops_per_s"] == pytest.approx(1200 / 3 * tokens / 0.002)
+
+
 def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(tmp_path):
     view = {"title": "Mine", "tables": [
         {"title": "Peaks", "columns": ["predicted_peak_bytes", "trace_host_wait_fraction", "step_s"]},
@@ -59,7 +72,7 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
     assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
         ("mean over runs of more than one host: node_0, node_1, node_2",),
         ("± std of the steps within one run", "of 3 runs, not counted: 2 interrupted"),
-        ("not decided: a ratio takes 3 processes on each side",),
+        ("not decided: fewer than 3 processes on a side; --repeats 3",),
     ]
 
 
@@ -192,7 +205,7 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
     )  # fmt: skip
     section = section_of(home)
     answers = [line.text for line in section.headline if line.label == "answer"]
-    assert [text for text in answers if "0.97x" in text and ("(undecided, 95 %" in text) == is_told] == []
+    assert [text for text in answers if "0.97x" in text and ("(undecided: may be chance" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
 
