@@ -258,6 +258,12 @@ class Stages:
             self.predict(candidates)
             fitting = [candidate for candidate in candidates if not candidate.problem]
             self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, fitting, _SEARCH, repeats)
+            for candidate in fitting:
+                # Finals, and trainings from as many seeds.
+                proof_s = 2 * _ROUNDS * candidate.record.cost_s if candidate.record else 0.0
+                if not candidate.problem and proof_s > (1 - _SEARCH) * self.budget_s:
+                    candidate.problem = f"too slow to start: a proof takes {duration(proof_s)}"
+                    left_out.append(f"{candidate.trial}: {candidate.problem}; a larger --budget has time for it")
             measured.extend(candidates)
             if not any(candidate.runs for candidate in candidates):
                 return

@@ -153,6 +153,15 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     assert "tune: left out: model.dealy_ms: this configuration has no such option, or the value already" in err
 
 
+def test_a_trial_whose_proof_the_budget_has_no_time_for_gives_way_to_others(tune, monkeypatch):
+    """As one whose compiling takes minutes in each process."""
+    monkeypatch.setattr("lmbench.campaign.tuning._SEARCH", 1.0)
+    code, answer, err = tune("only: true\naxes: {model.delay_ms: [12]}\n", "given.yaml", *WORDS, "--name=slow")
+    assert (code, answer.get("options")) == (0, None), err
+    assert answer["tables"]["choices"][1]["outcome"].startswith("too slow to start: a proof takes ")
+    assert "delay_ms 12: too slow to start" in str(answer["headline"])
+
+
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
     words, folder = ("given.yaml", *WORDS, "--name=copy"), Path("results/copy")
     shutil.copytree(TUNED, folder)
