@@ -19,6 +19,8 @@ LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
     ("batch", "padding"),
     [
         ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 2),
+        # What is added to scores is no padding.
+        ({"attention_mask": torch.zeros(1, 1, 8, 8), "labels": LABELS}, 6),
         ((IDS, [LABELS]), 6),
         (UserDict(labels=LABELS), 6),
         # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
