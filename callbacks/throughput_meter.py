@@ -52,8 +52,6 @@ class ThroughputMeter(Observer):
         self._samples: dict[int, Any] = {}
         #: Padding, and all tokens, of the warm-up's batches.
         self._padded = self._seen = 0
-        #: Tokens and micro-batches of the window.
-        self._tokens = self._batches = 0
 
     def run_started(self) -> None:
         self._sensor = device_of(self.session.device).sensor()
@@ -80,8 +78,8 @@ class ThroughputMeter(Observer):
         if exception is None and self._samples and stage is not None:
             run = self.session.run
             # Longer sequences take more FLOPs a token: count on the batch that is nearest to the window's mean.
-            mean = self._tokens / self._batches if self._batches else 0.0
-            tokens = min(self._samples, key=lambda count: abs(count - mean))
+            batches = (run.window.steps or 1) * (run.window.micro_batches or 1)
+            tokens = min(self._samples, key=lambda count: abs(count * batches - (run.window.tokens or 0)))
             batch = move_data_to_device(self._samples[tokens], self.session.device)
             count_flops(run.flops, self.module, str(run.mode), stage.value, batch, tokens)
             note_peak(run)
@@ -90,6 +88,7 @@ class ThroughputMeter(Observer):
         if self._seen:
             # By tokens: of batches of different lengths, the long ones have more padding.
             self.session.run.data.padding_fraction = self._padded / self._seen
+        self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()
         self._reading_due_s = time.monotonic() + READING_INTERVAL_S
 
@@ -102,7 +101,6 @@ class ThroughputMeter(Observer):
     def step_ended(self) -> None:
         if self.session.stage is Stage.WINDOW:
             self._tokens += self.session.step.tokens or 0
-            self._batches += self.session.step.micro_batches or 0
 
     def window_closed(self) -> None:
         run = self.session.run

@@ -157,11 +157,6 @@ def commit_text(code: Revision) -> str | None:
     return code.commit[:9] + ("+" if code.is_dirty else "") if code.commit else None
 
 
-def _commit(run: RunRecord) -> str | None:
-    """The commit of the user's code."""
-    return commit_text(run.environment.code.project) if run.environment else None
-
-
 #: Every fact, in the order of columns and of words.
 FACT: Mapping[str, Fact] = {
     fact.name: fact
@@ -216,7 +211,7 @@ FACT: Mapping[str, Fact] = {
         Fact("torch", "environment.versions.torch"),
         Fact("threads", "environment.flags.thread_count"),
         Fact("variables", lambda run: " ".join(f"{name}={value}" for name, value in variables_of(run).items()) or None),
-        Fact("commit", _commit),
+        Fact("commit", lambda run: run.environment and commit_text(run.environment.code.project)),
         Fact("host", "environment.host.hostname"),
     )
 }  # fmt: skip
