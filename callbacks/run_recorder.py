@@ -36,7 +36,7 @@ from lmbench.instruments.ending import (
     is_usage_error,
     judge,
 )
-from lmbench.instruments.environment import capture_environment
+from lmbench.instruments.environment import capture_environment, torch_flags
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
 from lmbench.instruments.training import loss_facts
 from lmbench.instruments.window import refuse_unlike
@@ -126,14 +126,14 @@ class RunRecorder(Observer):
 
     def run_started(self) -> None:
         run = self.run
-        run.environment = capture_environment(self.session.device)
+        run.environment = capture_environment(self.session.device, type(self.module))
         if self.session.ranks_agree:
             environment = run.environment
             facts = {"device": environment.gpu.name, **asdict(environment.versions)}
             refuse_unlike(facts | {"commit": environment.code.project.commit} | (run.config or {}))
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
-        run.model = describe_model(self.module, self.trainer.optimizers)
+        run.model = describe_model(self.module, self.trainer.optimizers, str(run.precision))
         if self.trainer.ckpt_path:
             run.model.is_fresh = False
         run.model.fp8 = getattr(self.trainer.precision_plugin, "layers", None)
@@ -141,6 +141,14 @@ class RunRecorder(Observer):
         note_peak(run)
         run.data = describe_data(self.trainer)
         self._write()
+
+    def window_closed(self) -> None:
+        # The module's own hooks and steps may have changed these since the start.
+        run, environment = self.run, self.run.environment
+        assert environment is not None
+        environment.flags, run.matmul_precision = torch_flags(), torch.get_float32_matmul_precision()
+        run.model.trainable_parameter_count = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+        note_peak(run)
 
     def between_steps(self) -> None:
         # Raise once more: a bare `except` or a destructor can swallow the exception that the signal raised.

@@ -48,8 +48,8 @@ class ThroughputMeter(Observer):
     def prepare(self) -> None:
         self._count_tokens = token_counter(self.module, self.trainer.datamodule)  # type: ignore[attr-defined]
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
-        #: A batch and its tokens, to count FLOPs on.
-        self._sample: tuple[Any, int] | None = None
+        #: Batches of different numbers of tokens, by these, to count FLOPs on.
+        self._samples: dict[int, Any] = {}
         #: Padding, and all tokens, of the warm-up's batches.
         self._padded = self._seen = 0
 
@@ -62,9 +62,11 @@ class ThroughputMeter(Observer):
         if tokens is not None:
             step = self.session.step
             step.tokens = (step.tokens or 0) + tokens or None
-            if self._sample is None and not self._has_flops and not self.session.only_watches:
+            is_wanted = not self._has_flops and not self.session.only_watches and tokens not in self._samples
+            # A copy to the host waits for the device.
+            if is_wanted and (not self._samples or self.session.stage is not Stage.WINDOW):
                 # On the device it would be in the window's peak of memory.
-                self._sample = move_data_to_device(batch, torch.device("cpu")), tokens
+                self._samples[tokens] = move_data_to_device(batch, torch.device("cpu"))
         if self.session.stage is Stage.WARMUP:
             # Looking at a batch lets the host wait for the device.
             padded, seen = padding_of(batch)
@@ -73,9 +75,12 @@ class ThroughputMeter(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done, so running the module's step once more disturbs no measurement.
         stage = self.trainer.state.fn
-        if exception is None and self._sample is not None and stage is not None:
-            run, (batch, tokens) = self.session.run, self._sample
-            batch = move_data_to_device(batch, self.session.device)
+        if exception is None and self._samples and stage is not None:
+            run = self.session.run
+            # Longer sequences take more FLOPs a token: count on the batch that is nearest to the window's mean.
+            batches = (run.window.steps or 1) * (run.window.micro_batches or 1)
+            tokens = min(self._samples, key=lambda count: abs(count * batches - (run.window.tokens or 0)))
+            batch = move_data_to_device(self._samples[tokens], self.session.device)
             count_flops(run.flops, self.module, str(run.mode), stage.value, batch, tokens)
             note_peak(run)
 

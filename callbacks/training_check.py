@@ -43,6 +43,8 @@ class TrainingCheck(Observer):
     - `parameters`: number of trainable tensors.
     - `missing_gradients`, `zero_gradients`, `nonfinite_gradients`: names of tensors without a gradient, or with one
       that is zero everywhere or not finite.
+    - `kept_gradient_count`: number of tensors whose gradient of the step before was still there at the first backward
+      pass; null with manual optimization.
     - `unmoved_parameters`: names of tensors that the optimizer left as they were; null if none stepped.
     - `gradient_norm`: 2-norm of all gradients, before clipping and without the fp16 loss scale.
     - `has_new_batch`: whether this step had another batch than the step before it.
@@ -62,7 +64,7 @@ class TrainingCheck(Observer):
         self.listen(False)
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._is_probing = kind is ProbeKind.TRAINING and self.module.training
+        self._is_probing = kind is ProbeKind.TRAINING and self.trainer.training
         if self._is_probing:
             self.listen(True)
             self._left = _MOST_ADDED
@@ -76,6 +78,7 @@ class TrainingCheck(Observer):
         self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
         self._has_backward = False
+        self._kept_count: int | None = None
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         training = self.session.run.probe.training
@@ -87,6 +90,12 @@ class TrainingCheck(Observer):
                 training.depends_on_batch = None if losses is None else losses[0] != losses[1]
         is_next_checked = self.session.probe_kind in (ProbeKind.SYNC, ProbeKind.TRAINING)
         self._earlier_batch = batch if is_next_checked else None
+
+    def on_before_backward(self, *_: Any) -> None:
+        # By hand, a step may go on adding up the gradients of earlier batches.
+        if self._is_probing and self._kept_count is None and self.module.automatic_optimization:
+            kept = norms({name: parameter.grad for name, parameter in self._trainable.items()})
+            self._kept_count = sum(norm != 0 for norm in kept.values())
 
     def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
@@ -133,6 +142,7 @@ class TrainingCheck(Observer):
         taken, scale = norms({name: self._trainable[name].grad for name in names}), self._remaining_scale(optimizer)
         self._gradient_norms |= {name: norm / scale for name, norm in taken.items()}
         self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms)
+        self.session.run.probe.training.kept_gradient_count = self._kept_count
 
     def step_ended(self) -> None:
         training = self.session.run.probe.training

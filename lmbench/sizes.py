@@ -9,7 +9,8 @@ import copy
 import inspect
 import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,8 @@ def size_name(shape: ModelShape) -> str | None:
 
 
 FORMULA_SOURCE = "formula: sum of 2mnk over the matmuls"
+#: The name of an operator that multiplies matrices or vectors: `aten::mv`, `aten::mkldnn_rnn_layer`.
+_PRODUCT = re.compile(r"(_|:|add)(mm|mv|dot|rnn|trilinear)(_|$|\.)")
 COUNTER_SOURCE = "torch.utils.flop_counter on a fake copy"
 
 
@@ -130,12 +133,14 @@ class FlopCount:
             from other matrix products.
         source: how the FLOPs were counted.
         recomputed_per_token_flops: FLOPs that activation checkpointing adds to a backward pass; None where unknown.
+        backward_per_token_flops: count of the backward pass; None where it is twice the forward pass.
     """
 
     per_token_flops: int
     causal_per_token_flops: int | None
     source: str
     recomputed_per_token_flops: int | None = None
+    backward_per_token_flops: int | None = None
 
 
 def mode_multiplier(mode: str) -> int:
@@ -186,12 +191,16 @@ def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[in
     return 2 * scores * (query_products * query[-1] + value_products * value[-1])
 
 
-def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> FlopCount:
-    """Count the FLOPs of one forward pass on a fake copy of a module, which uses no memory and runs no kernels.
+def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_backward: bool = False) -> FlopCount:
+    """Count the FLOPs of a module's step on a fake copy of it, which uses no memory and runs no kernels.
+
+    The backward pass is counted too, because it has fewer products than two forward passes where weights are frozen,
+    where a part runs without a graph, and where the first layer's input needs no gradient.
 
     Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad head_dim, and
-    some have no formula, which would count as zero. Operators that are not PyTorch's are not counted, but named in
-    ``source``. So is a number that the step reads, since it may decide what the step does.
+    some have no formula, which would count as zero. Products without a formula (an LSTM as one kernel) and operators
+    that are not PyTorch's are not counted, but named in ``source``. So is a number that the step reads, since it may
+    decide what the step does.
 
     Args:
         module: any module; it is not changed. Of its tensors only shapes, dtypes and devices are copied. Its other
@@ -200,6 +209,7 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
         tokens: number of tokens in the batch, by which the count is divided.
         step: name of the method that takes the batch, such as ``training_step``. A second parameter gets the batch's
             index, 0.
+        has_backward: whether the step returns a loss, or a mapping with one, whose backward pass counts.
 
     Raises:
         UncountableError: the module cannot be copied, or does not run on fake tensors because shapes or branches depend
@@ -211,13 +221,8 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return attention_flops(q, k, v)
-
-    # The counter has no formula for the fused CPU kernel, which a module may select.
-    fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
-    remarks = dict[str, None]()
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    remarks, recomputed = dict[str, None](), [0]
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
@@ -227,32 +232,70 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
                 fake = _copy_to_count(module)
             # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
             fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
-            with fake_mode, _watch(remarks), torch.no_grad():
+            with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
                 method = getattr(fake, step)
-                method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+                loss = method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+                forward = counter.get_total_flops()
+                if has_backward:
+                    (loss["loss"] if isinstance(loss, Mapping) else loss).backward()
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
-    return FlopCount(round(counter.get_total_flops() / tokens), None, "; ".join([COUNTER_SOURCE, *remarks]))
+    backward = counter.get_total_flops() - forward - sum(recomputed)
+    return FlopCount(
+        round(forward / tokens),
+        None,
+        "; ".join([COUNTER_SOURCE, *remarks]),
+        round(sum(recomputed) / tokens) if has_backward else None,
+        round(backward / tokens) if has_backward and backward != 2 * forward else None,
+    )
 
 
-def _watch(remarks: dict[str, None]) -> AbstractContextManager[object]:
-    """Within, operators that read values get an answer, which `remarks` note, as they note those not PyTorch's."""
+def _formulas() -> dict[Any, Any]:
+    """FLOPs of operators from the shapes of their arguments, for which PyTorch's counter has no formula."""
+    import torch
+
+    def grouped(a: Any, b: Any, *_: Any, **__: Any) -> Any:
+        # Only two batches of matrices are multiplied in pairs; otherwise the groups part one of the three lengths.
+        return 2 * math.prod(a if len(b) == 3 else a[-2:]) * b[-1]
+
+    # A module may select the fused CPU kernel.
+    aten = torch.ops.aten
+    return {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: attention_flops(q, k, v),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, q, k, v, *__, **___: (
+            2 * attention_flops(q, k, v)
+        ),
+        aten._grouped_mm: grouped,
+    }
+
+
+def _watch(remarks: dict[str, None], counter: Any, recomputed: list[int]) -> AbstractContextManager[object]:
+    """Within, operators that read values get an answer, which `remarks` note, as they note those not PyTorch's.
+
+    `recomputed` gets the FLOPs of each operator that a backward pass runs with a graph of its own, which is what
+    activation checkpointing does.
+    """
+    import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.namespace not in {"aten", "prim", "prims", "profiler"}:
-                remarks[f"not counted: {func.name()}"] = None
+            before = counter.get_total_flops()
             try:
-                return func(*args, **(kwargs or {}))
+                out = func(*args, **(kwargs or {}))
             except (DataDependentOutputException, DynamicOutputShapeException):
                 if (out := without_values(func, args)) is None:
                     raise
                 if isinstance(out, float):
                     remarks["a number that the step reads taken as 1"] = None
-                return out
+            is_own = func.namespace in {"aten", "prim", "prims", "profiler"}
+            if counter.get_total_flops() == before and not (is_own and not _PRODUCT.search(func.name())):
+                remarks[f"not counted: {func.name()}"] = None
+            if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
+                recomputed.append(counter.get_total_flops() - before)
+            return out
 
     return Watch()  # type: ignore[no-untyped-call]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from strangers import TokenModel
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -128,3 +129,26 @@ def test_operators_the_counter_cannot_know_are_named():
     count = counter_flops(Custom(), torch.ones(4, 4), 4, "forward")
     assert count == FlopCount(2 * 4 * 4, None, count.source)
     assert "not counted: lmbench_test::double" in count.source
+
+
+class Parts(nn.Module):
+    """A part without a graph, a frozen one and a trained one that is computed again, and a product of no formula."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.frozen, self.trained = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            known = self.teacher(x)
+        return (checkpoint(self.trained, self.frozen(x), use_reentrant=True) @ x[0] + known.sum()).sum()
+
+
+def test_the_backward_counts_what_it_multiplies_and_products_without_a_formula_are_named():
+    count = counter_flops(Parts(), torch.ones(4, 4, requires_grad=True), 4, "forward", has_backward=True)
+    product = 2 * 4 * 4
+    # The frozen part has a gradient of its input alone, the trained one of its weight too.
+    assert (count.per_token_flops, count.backward_per_token_flops) == (3 * product, 3 * product)
+    assert count.recomputed_per_token_flops == product
+    assert "not counted: aten::mv" in count.source

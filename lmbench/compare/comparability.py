@@ -16,7 +16,16 @@ from lmbench.errors import UsageError, suggest
 from lmbench.records.load import guards_by_name
 from lmbench.records.measured import BUSY_MACHINE
 from lmbench.records.schema import fields, value_at
-from lmbench.records.settings import CHOSEN, as_text, brief, chosen_differences, is_named, settings, values_at
+from lmbench.records.settings import (
+    CHOSEN,
+    as_text,
+    brief,
+    chosen_differences,
+    is_named,
+    settings,
+    values_at,
+    variables_of,
+)
 from lmbench.records.statistics import Ratio
 
 
@@ -31,10 +40,6 @@ class MustMatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 MUST_MATCH = msgspec.toml.decode(Path(__file__).with_name("must_match.toml").read_bytes(), type=MustMatch)
-#: Environment variables that only name a path end in one of `_PATHS`, those that only repeat a setting begin with one
-#: of `_REPEATED`. A difference of any other variable makes a comparison invalid.
-_PATHS = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE")
-_REPEATED = ("TORCHELASTIC_",)
 _VARIABLES = "environment.variables"
 
 
@@ -71,12 +76,11 @@ def invalid_reasons(a: Runs, b: Runs, about: Sequence[str] = (), by_rounds: bool
         # A user's own script records no settings. There a fact that settings can choose counts as chosen.
         if not setters or first_a.config is not None:
             compare(fields("run")[name].title, name, setters)
-    variables = [value_at(run.record, _VARIABLES) for run in runs]
     # A variable missing from the record was unset, whereas another fact missing from it is unknown.
-    for variable in sorted({*chain(*variables)}) if None not in variables else ():
-        if not variable.endswith(_PATHS) and not variable.startswith(_REPEATED):
-            name = f"{_VARIABLES}.{variable}"
-            compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
+    is_known = all(value_at(run.record, _VARIABLES) is not None for run in runs)
+    for variable in sorted({*chain(*(variables_of(run.record) for run in runs))}) if is_known else ():
+        name = f"{_VARIABLES}.{variable}"
+        compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):
         reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in differences_within(side, facts)]
         reasons += failed_guards(name, side)

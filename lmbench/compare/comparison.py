@@ -32,14 +32,13 @@ from lmbench.compare.sides import (
     home_of,
     join_cells,
     paired,
-    process_of,
     read_side,
     share_servers,
     split_usable,
     turn_differences,
 )
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import StoredRun, guards_by_name
+from lmbench.records.load import StoredRun, guards_by_name, process_of
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from lmbench.errors import UsageError, suggest
-from lmbench.records.load import StoredRun, find_runs, load_known
+from lmbench.records.load import StoredRun, find_runs, load_known, process_of
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
@@ -188,13 +188,6 @@ def home_of(runs: Runs) -> Path:
     """The closest folder above all of these runs; the folder of the sweep for runs of one sweep."""
     shared = Path(os.path.commonpath([run.path.parent for run in runs]))
     return shared.parent if shared.name == RUNS_FOLDER else shared
-
-
-def process_of(run: StoredRun) -> tuple[object, ...]:
-    """The identity of the process that measured a run; a copy of a result has the same identity."""
-    record = run.record
-    process = (record.boot_id, record.pid, record.process_start_s)
-    return process if None not in process else (record.run_id, record.started_at, *process)
 
 
 def split_usable(runs: Runs, takes_failed: bool = True) -> tuple[list[StoredRun], list[LeftOut]]:

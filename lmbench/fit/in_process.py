@@ -35,6 +35,7 @@ from lmbench.fit.settings import MeasureSettings, check_limits
 from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_traceback
+from lmbench.instruments.host import reset_peak_rss
 from lmbench.interruption import Terminated
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
@@ -250,6 +251,7 @@ def _run(
             settings.results_dir = stack.enter_context(ScratchFolder("run"))
         stack.enter_context(undisturbed())
         quiet()
+        reset_peak_rss()
         command = "validate" if settings.mode == "inference" else "fit"
         source = _data_for(module, data, LOADERS[command])
         stack.enter_context(untouched(module, source))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -21,20 +23,33 @@ from lmbench.records.run import Code, Flags, Revision, RunEnvironment, Versions
 
 T = TypeVar("T")
 
-#: Beginnings of the names of variables that are recorded, unless a name looks like a secret's.
-_ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_")
+#: Beginnings of the names of variables that are recorded, unless a name looks like a secret's: those that PyTorch, its
+#: libraries, the C library and the loader of libraries read.
+_ALLOWED = """
+CUDA_ CUBLAS CUDNN_ NVIDIA_TF32 NCCL_ GLOO_ HIP_ HSA_ MIOPEN_ PYTORCH_ TORCH TRITON_ ATEN_ ONEDNN_ DNNL_ OMP_ GOMP_ KMP_
+MKL_ OPENBLAS_ MALLOC_ GLIBC_TUNABLES LD_PRELOAD PYTHONMALLOC
+"""
 
 
-def capture_environment(device: torch.device) -> RunEnvironment:
+def capture_environment(device: torch.device, subject: type | None = None) -> RunEnvironment:
     """The `environment` of a run's record.
 
     Call it after all settings are made, and outside the window, because it synchronizes.
+
+    Args:
+        device: the run's device.
+        subject: the measured class. The project is the repository that tracks its file, else that of the current
+            folder, which the class may not come from.
     """
-    sensor = device_of(device).sensor()
+    sensor, project = device_of(device).sensor(), Revision()
+    with suppress(TypeError, OSError):
+        if subject is not None and not subject.__module__.startswith("lmbench."):
+            file = Path(inspect.getfile(subject))
+            project = git_state(file.parent, holds=file.name)
     return RunEnvironment(
         versions=versions(sensor.driver()),
         code=Code(
-            project=git_state(Path.cwd()),
+            project=project if project.commit else git_state(Path.cwd()),
             lmbench=git_state(Path(version.__file__).parent, holds="__init__.py"),
         ),
         gpu=sensor.facts(),
@@ -43,7 +58,7 @@ def capture_environment(device: torch.device) -> RunEnvironment:
         variables={
             name: value
             for name, value in sorted(os.environ.items())
-            if name.upper().startswith(_ALLOWED) and not is_secret(name)
+            if name.upper().startswith((*_ALLOWED.split(),)) and not is_secret(name)
         },
     )
 

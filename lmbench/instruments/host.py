@@ -84,6 +84,12 @@ def peak_rss_bytes() -> int | None:
     return None if peak is None else int(peak.split()[0]) * 1024
 
 
+def reset_peak_rss() -> None:
+    """Let the peak begin anew with the memory that this process has now; without effect where Linux refuses it."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 class MemoryReader:
     """Reads the memory of this process alone, and what the caching allocator has reserved, at ends of steps.
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from lmbench.errors import UsageError
-from lmbench.precision import peak_flops
+from lmbench.precision import PRECISIONS, dtype_name, find_precision, peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
 from lmbench.records.vocabulary import recompute_words
 from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multiplier
@@ -31,8 +31,8 @@ def path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def describe_model(module: LightningModule, optimizers: Sequence[Optimizer]) -> Model:
-    """The `model` of a run's record: class, parameter counts, optimizers, and the answer of `module.describe()`.
+def describe_model(module: LightningModule, optimizers: Sequence[Optimizer], precision: str) -> Model:
+    """The `model` of a run's record: class, parameters, optimizers, and the answer of `module.describe()`.
 
     Raises:
         UsageError: the module is lazy.
@@ -45,6 +45,8 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer]) -> 
         trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
     )
     model, labels = _described(model, module), []
+    dtypes, known = {dtype_name(p.dtype) for p in parameters if p.is_floating_point()}, find_precision(precision)
+    model.dtype = ", ".join(sorted(dtypes)) if known and dtypes - {known.weights} else None
     if (recompute := getattr(module, "recompute_options", None)) is not None:
         model.checkpoint = recompute_words(**vars(recompute))
     for optimizer in optimizers:
@@ -110,6 +112,8 @@ def describe_flops(module: LightningModule, mode: str) -> Flops:
 def _note_count(flops: Flops, count: FlopCount) -> None:
     multiplier, causal = flops.multiplier or 1, count.causal_per_token_flops
     flops.per_token_flops = count.per_token_flops * multiplier
+    if count.backward_per_token_flops is not None:
+        flops.per_token_flops, flops.multiplier = count.per_token_flops + count.backward_per_token_flops, None
     flops.causal_per_token_flops = None if causal is None else causal * multiplier
     recomputed = count.recomputed_per_token_flops
     flops.recomputed_per_token_flops = recomputed if recomputed is None or multiplier > 1 else 0
@@ -119,13 +123,18 @@ def _note_count(flops: Flops, count: FlopCount) -> None:
 def note_peak(run: RunRecord) -> None:
     """Record the FLOPs in fp8 and the device's peak; null where they are unknown."""
     flops, fp8 = run.flops, run.model.fp8
+    flops.peak_flops_per_s = flops.peak_source = None
     if fp8 is not None and flops.per_token_flops:
         layers_flops = 2 * (fp8.parameter_count or 0) * (flops.multiplier or 1)
         # A smaller count means that not every token passes every layer.
         flops.fp8_per_token_flops = min(layers_flops, flops.per_token_flops)
     share = (flops.fp8_per_token_flops or 0) / (flops.per_token_flops or 1)
     gpu_name = run.environment.gpu.name if run.environment is not None else None
-    if gpu_name and (peak := peak_flops(gpu_name, str(run.precision), str(run.matmul_precision), share)):
+    precision, weights = str(run.precision), run.model.dtype
+    if weights and not PRECISIONS[precision].is_mixed:
+        # Products have the dtype of the weights.
+        precision = next((p.name for p in PRECISIONS.values() if p.weights == p.compute == weights), "")
+    if gpu_name and (peak := peak_flops(gpu_name, precision, str(run.matmul_precision), share)):
         flops.peak_flops_per_s, flops.peak_source = peak.flops_per_s, peak.source
 
 
@@ -143,10 +152,8 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
     try:
         if stage == "fit" and not module.automatic_optimization:
             raise UncountableError("a training_step that optimizes by hand is more than a forward pass")
-        if mode_multiplier(mode) > 1 and not all(p.requires_grad for p in module.parameters()):
-            raise UncountableError("with frozen parameters a training step is not three forward passes")
         name = "training_step" if stage == "fit" else "validation_step"
-        count = counter_flops(module, batch, tokens, name)
+        count = counter_flops(module, batch, tokens, name, mode_multiplier(mode) > 1)
     except UncountableError as error:
         flops.reason = f"{error}; give {type(module).__name__} a flops_per_token()"
         return
@@ -187,7 +194,8 @@ def padding_of(batch: Any) -> tuple[int, int]:
     Waits for the device.
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if isinstance(mask, torch.Tensor):
+    # A mask of more dimensions tells pairs of tokens, often as what is added to their score.
+    if isinstance(mask, torch.Tensor) and mask.ndim < 3:
         tensors, padding = [mask], 0
     else:
         tensors, padding = [t for t in tensors_of(batch) if t.dtype is torch.int64], IGNORED

@@ -89,6 +89,13 @@ def load_known(folder: Path) -> StoredRun:
         return StoredRun(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, damage)
 
 
+def process_of(run: StoredRun) -> tuple[object, ...]:
+    """The identity of the process that measured a run; a copy of a result has the same identity."""
+    record = run.record
+    process = (record.boot_id, record.pid, record.process_start_s)
+    return process if None not in process else (record.run_id, record.started_at, *process)
+
+
 def guards_by_name(runs: Iterable[StoredRun], status: Status) -> dict[str, list[Guard]]:
     """The guards of runs that have this status, by name; names and guards are in the order of the runs."""
     guards = defaultdict[str, list[Guard]](list)

@@ -439,6 +439,10 @@ class TrainingFacts:
     nonfinite_gradients: list[str] = about(
         "Names of trainable tensors whose gradient has a NaN or an infinity.", factory=list
     )
+    kept_gradient_count: Count = lower(
+        "Number of trainable tensors that still had the gradient of the step before when the checked step's backward "
+        "pass began; null with manual optimization."
+    )
     unmoved_parameters: list[str] | None = about(
         "Names of trainable tensors that the optimizer's step did not change; null without an optimizer."
     )

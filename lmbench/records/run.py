@@ -74,7 +74,10 @@ class Revision:
 
 @record
 class Code:
-    """Environment: revisions of the code that ran."""
+    """Environment: revisions of the code that ran.
+
+    `project` is the repository of the measured module's file, else that of the current folder.
+    """
 
     project: Revision = part(Revision)
     lmbench: Revision = part(Revision)
@@ -225,6 +228,10 @@ class Model:
     size: Text = about("Name of the model size; null for any other shape.")
     parameter_count: Count = about("Number of parameters.", "parameters")
     trainable_parameter_count: Count = about("Number of parameters that get a gradient.", "trainable parameters")
+    dtype: Text = about(
+        "Dtypes of the parameters; null where they are that of the precision.",
+        "parameters in",
+    )
     vocab_size: Count = about("Size of the vocabulary: rows of the embedding.", "vocab")
     d_model: Count = about("Width of the residual stream.", "d_model")
     d_ff: Count = about("Width inside the feed-forward block.", "d_ff")

@@ -38,6 +38,10 @@ _FIELD_OF = {
     "trainer.devices": "world_size",
 }
 _BRIEF_LENGTH = 60
+#: Environment variables that only name a path end in one of `_PATHS`, those that only repeat a setting begin with one
+#: of `_REPEATED`.
+_PATHS = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE")
+_REPEATED = ("TORCHELASTIC_",)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,14 @@ def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Value
         if values[0] != values[1]:
             result.append(SettingDifference(name, *(None if value is None else as_text(value) for value in values)))
     return result
+
+
+def variables_of(record: RunRecord) -> dict[str, str]:
+    """The recorded environment variables that may change times."""
+    variables = (record.environment and record.environment.variables) or {}
+    return {
+        name: value for name, value in variables.items() if not name.endswith(_PATHS) and not name.startswith(_REPEATED)
+    }
 
 
 def values_at(record: RunRecord, *names: str) -> Values:

@@ -193,6 +193,10 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
         values, host_values = _values(steps, f"{span}_s"), _values(steps, f"{span}_host_s")
         if not values:
             continue
+        if len(values) < len(steps) and span != "step":
+            # Phases sum to the step, also where only some steps have an update.
+            values = [getattr(step, f"{span}_s") or 0.0 for step in steps]
+            host_values = host_values and [getattr(step, f"{span}_host_s") or 0.0 for step in steps]
         summary = summarize(values)
         phases.set(span, summary)
         step_mean_s = phases.step and phases.step.mean_s

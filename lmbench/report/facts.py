@@ -12,7 +12,7 @@ from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
 from lmbench.records.run import Model, Revision, RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.settings import NOT_MEASURED, as_text, is_named
+from lmbench.records.settings import NOT_MEASURED, as_text, is_named, variables_of
 from lmbench.records.vocabulary import MODES, Values, recompute_words
 from lmbench.report.answer import Value, listed
 from lmbench.sizes import SIZES
@@ -157,11 +157,6 @@ def commit_text(code: Revision) -> str | None:
     return code.commit[:9] + ("+" if code.is_dirty else "") if code.commit else None
 
 
-def _commit(run: RunRecord) -> str | None:
-    """The commit of the user's code."""
-    return commit_text(run.environment.code.project) if run.environment else None
-
-
 #: Every fact, in the order of columns and of words.
 FACT: Mapping[str, Fact] = {
     fact.name: fact
@@ -181,6 +176,7 @@ FACT: Mapping[str, Fact] = {
             "matmul", "matmul_precision", "measure.matmul_precision", (FP32_MATMUL, TF32_MATMUL), "float32 matmul",
             label=matmul_label,
         ),
+        Fact("dtype", "model.dtype", heading="parameters"),
         Fact(
             "compile", lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
             "trainer.compile", (EAGER, "default"), label=_compile_label,
@@ -213,7 +209,9 @@ FACT: Mapping[str, Fact] = {
         Fact("strategy", _strategy, "trainer.strategy", ("none",), usual="none"),
         Fact("environment", "sweep.environment", "environment"),
         Fact("torch", "environment.versions.torch"),
-        Fact("commit", _commit),
+        Fact("threads", "environment.flags.thread_count"),
+        Fact("variables", lambda run: " ".join(f"{name}={value}" for name, value in variables_of(run).items()) or None),
+        Fact("commit", lambda run: run.environment and commit_text(run.environment.code.project)),
         Fact("host", "environment.host.hostname"),
     )
 }  # fmt: skip
@@ -224,7 +222,7 @@ model.optimizer_variant trainer.devices trainer.callbacks ckpt_path
 """
 
 #: Facts that separate cells only among runs outside sweeps.
-ENVIRONMENT = {"torch", "commit", "host"}
+ENVIRONMENT = {"torch", "threads", "variables", "commit", "host"}
 #: Facts that follow from others (16-mixed takes another variant of the optimizer): a baseline need not share them.
 CONSEQUENCES = {"optimizer"}
 #: Axes that usually change with layers and width, and then tell nothing that the size does not.

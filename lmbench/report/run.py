@@ -105,6 +105,7 @@ def banner(run: RunRecord) -> list[Line]:
         *labelled(
             "precision",
             run.precision,
+            model.dtype and f"but parameters in {model.dtype}",
             run.matmul_precision and f"float32 matmul {run.matmul_precision}",
             f"compiled ({compiled})" if run.compile.is_enabled else "eager",
         ),
@@ -216,9 +217,11 @@ def _speed(run: RunRecord) -> list[Line]:
     causal = rate.mfu_causal_fraction and f"{percent(rate.mfu_causal_fraction)} with causal attention counted half"
     if rate.mfu_fraction:
         hardware = rate.hfu_fraction if run.flops.recomputed_per_token_flops else None
+        # Behind the counter's name, what the count lacks.
+        remarks = (run.flops.source or "").partition("; ")[2]
         mfu = percent(rate.mfu_fraction) + disputed_peak(run.flops)
         mfu += f" ({causal})" if causal else ""
-        lines += labelled("MFU", mfu, hardware and f"HFU {percent(hardware)}", separator="; ")
+        lines += labelled("MFU", mfu, hardware and f"HFU {percent(hardware)}", remarks, separator="; ")
     elif rate.tokens_per_s and rate.mfu_fraction is None and rate.mfu_reason:
         lines += labelled("MFU", f"none: {rate.mfu_reason}", causal, separator="; ")
     return lines

@@ -129,3 +129,31 @@ def test_the_loss_scale_is_taken_only_out_of_gradients_that_still_have_it():
     torch.manual_seed(0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     assert gradient_norm(plugins=MixedPrecision("16-mixed", "cpu", scaler)) == pytest.approx(expected, rel=0.05)
+
+
+class Adding(OwnLoaders):
+    """Never zeroes its gradients."""
+
+    def optimizer_zero_grad(self, *_):
+        pass
+
+
+class Resting(OwnLoaders):
+    """Trains in eval mode, and updates with every second batch."""
+
+    def on_train_start(self):
+        self.eval()
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        if batch_idx % 2:
+            optimizer.step(optimizer_closure)
+        else:
+            optimizer_closure()
+
+
+def test_gradients_that_add_up_and_batches_without_an_update_are_told_also_in_eval_mode():
+    adding, resting = (measure_here(kind(), steps=4, probe_steps=1).record for kind in (Adding, Resting))
+    assert [statuses(adding)[name] for name in ("kept_gradients", "updates")] == ["fail", "pass"]
+    assert [statuses(resting)[name] for name in ("gradients", "updates")] == ["pass", "warn"]
+    phases = [phase.mean_s for name, phase in resting.phases.items() if name != "step"]
+    assert sum(phases) == pytest.approx(resting.phases.step.mean_s)

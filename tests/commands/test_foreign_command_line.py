@@ -284,7 +284,7 @@ def test_accumulated_losses_are_the_modules_own(tmp_path):
 - [Reading, 16, 2400, a number that the step reads taken as 1]
 - [Choosing, 16, null, not countable on fake tensors]
 - [Scoring, 16, 2400, on a fake copy]
-- [HalfFrozen, 16, null, with frozen parameters a training step is not three forward passes]
+- [HalfFrozen, 16, 1600, on a fake copy]
 - [TokensByHand, 16, null, a training_step that optimizes by hand is more than a forward pass]
 """),
 )

@@ -1,4 +1,4 @@
-"""Padding in a batch, told beside the tokens per second."""
+"""Padding in a batch, told beside the tokens per second, and the batch that FLOPs are counted on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
     ("batch", "padding"),
     [
         ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 2),
+        # What is added to scores is no padding.
+        ({"attention_mask": torch.zeros(1, 1, 8, 8), "labels": LABELS}, 6),
         ((IDS, [LABELS]), 6),
         (UserDict(labels=LABELS), 6),
         # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
@@ -40,3 +42,18 @@ def test_the_share_of_padding_is_one_of_tokens_where_batches_differ_in_length_an
     run = measure_here(Padded(), batches, warmup_steps=2)
     assert run.record.data.padding_fraction == 6 / 10
     assert "60.0 % of them padding" in str(run)
+
+
+class Growing(TokenModel):
+    """Its product grows with the length of the sequences, which is short in the first batch."""
+
+    def training_step(self, batch):
+        weights = self.body[1].weight
+        rows = self.body[0](batch["input_ids"])
+        return (rows @ rows.mT @ rows @ weights.mT).square().mean()
+
+
+def test_flops_are_counted_on_a_batch_as_long_as_those_of_the_window():
+    batches = [{"input_ids": torch.ones(1, 4 if index == 0 else 16, dtype=torch.long)} for index in range(20)]
+    record = measure_here(Growing(), batches, steps=4, warmup_steps=2).record
+    assert record.flops.per_token_flops == 3 * (2 * 2 * 16 * 8 + 2 * 8 * 50)

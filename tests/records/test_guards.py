@@ -23,7 +23,7 @@ CASES = yaml.safe_load((DATA / "guards.yaml").read_text())
 FAULTS = CASES["faults"]
 
 
-def guards_of(times=TIMES, step_s=None, skipped=(0, 0), losses=None, wall=1.0001, **changes):
+def guards_of(times=TIMES, step_s=None, skipped=(0, 0), losses=None, wall=1.0001, without_update=None, **changes):
     """Guards, by name, of a healthy run on a GPU with some changes.
 
     Args:
@@ -32,6 +32,7 @@ def guards_of(times=TIMES, step_s=None, skipped=(0, 0), losses=None, wall=1.0001
         skipped: the first step that the scaler skipped, and the first that it did not skip any more.
         losses: losses by step, instead of healthy ones.
         wall: wall time of the window, relative to the sum of its steps.
+        without_update: a step without an optimizer's phase.
         changes: values by dotted name, instead of those of the healthy record.
     """
     times = [step_s] * 20 if step_s else times
@@ -41,6 +42,7 @@ def guards_of(times=TIMES, step_s=None, skipped=(0, 0), losses=None, wall=1.0001
             stage=Stage.WARMUP if step < 5 else Stage.WINDOW,
             micro_batches=1,
             step_s=time_s,
+            optimizer_s=None if step == without_update else 0.01,
             loss=(losses or {}).get(step, 9.2 - 0.01 * step),
             is_skipped=step in range(*skipped),
         )
@@ -78,7 +80,9 @@ def test_a_planted_fault_is_judged_by_its_own_guard_alone(path, value, name, sta
 
 
 def test_every_guard_has_a_planted_fault():
-    assert {fault[2] for fault in FAULTS} | {"finite_loss", "skipped_steps", "repeated_losses"} == {*guards_of()}
+    assert {fault[2] for fault in FAULTS} | {"finite_loss", "skipped_steps", "repeated_losses", "updates"} == {
+        *guards_of()
+    }
 
 
 def test_nothing_passes_on_an_empty_run():

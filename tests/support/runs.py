@@ -27,6 +27,8 @@ _RECORDED = {
     "measure.matmul_precision": "matmul_precision",
     "trainer.precision": "precision",
 }
+#: One process is one sample.
+_pids = itertools.count(1000)
 _RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
 #: By mode: work in forward passes, and the phases' shares of a step.
 _MODES = {
@@ -56,7 +58,7 @@ def places(tree):
 
 def make_record(settings, changes=None, *, repeat=0):
     """run.json of a run with these settings (`model.size`, `trainer.precision`, `mode`, ...) and changes."""
-    run = copy.deepcopy(BASE)
+    run = copy.deepcopy(BASE) | {"pid": next(_pids)}
     for option, value in settings.items():
         put(run, {f"config.{option}": value, _RECORDED.get(option, option): value})
     model, mode = run["model"], run["mode"]
