@@ -153,7 +153,14 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
         if stage == "fit" and not module.automatic_optimization:
             raise UncountableError("a training_step that optimizes by hand is more than a forward pass")
         name = "training_step" if stage == "fit" else "validation_step"
-        count = counter_flops(module, batch, tokens, name, mode_multiplier(mode) > 1)
+        has_backward = mode_multiplier(mode) > 1
+        try:
+            count = counter_flops(module, batch, tokens, name, has_backward)
+        except UncountableError:
+            # A kernel of the user's may have no backward on fake tensors. Where all is trained, it is two forward passes.
+            if not has_backward or not all(p.requires_grad for p in module.parameters()):
+                raise
+            count = counter_flops(module, batch, tokens, name)
     except UncountableError as error:
         flops.reason = f"{error}; give {type(module).__name__} a flops_per_token()"
         return
