@@ -125,7 +125,7 @@ class Bisection:
             file = read_sweep_folder(path)
         else:
             sides = SideOptions(
-                revision=(a.revision, b.revision) if a.revision and b.revision else None,
+                revision=(a.name, b.name) if a.revision and b.revision else None,
                 python=(pythons[0], pythons[1]) if pythons[0] and pythons[1] else None,
             )
             configs = [suspect.config or str(self.options[CONFIG]) for suspect in (a, b)]
