@@ -19,7 +19,7 @@ from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, listed
 from lmbench.report.columns import Quantity
-from lmbench.report.facts import ENVIRONMENT
+from lmbench.report.facts import ENVIRONMENT, environment_of, read_facts
 from lmbench.report.frame import Expression, Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import Feature
@@ -56,11 +56,12 @@ def frame_over(group: Group, over: Over) -> Frame:
     environments = defaultdict[Any, set[Any]](set)
     for row in group.rows:
         run, facts, kind = row.run, row.facts, (row.facts.get("gpu"), row.facts.get("size"))
-        point = str(facts.get("commit") or "") if over == "commit" else str(sweep_of(run.path) or run.path)
+        home = sweep_of(run.path)
+        point = str(facts.get("commit") or "") if over == "commit" else str(home or run.path)
         if run.outcome == "ok" and row.is_shown and point:
             start = (run.record.started_at or "")[:16].replace("T", " ")
             starts[point] = min(start, starts.get(point, start))
-            environments[point, sweep_of(run.path)].add(facts.get("environment"))
+            environments[point, home].add(facts.get("environment"))
             names = facts.keys() - ENVIRONMENT - {"environment"}
             settings[kind] = settings.get(kind, names) & names
             rows.append((point, kind, row))
@@ -94,16 +95,23 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 
 @lru_cache(maxsize=8)
 def _changes(frame: Frame, expression: Expression) -> dict[int, Cell]:
-    """The level changes of a number as fractions with intervals, each at the first cell of the new level."""
+    """The level changes of a number as fractions with intervals, each at the first cell of the new level.
+
+    Where host or torch changed at this cell too, the text has both values: that may be the whole change.
+    """
     changes = {}
     for part in _courses(frame):
         numbers = {cell: part.numbers(cell, expression) for cell in part.facts}
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
         for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
-            so_far = ", one point so far" if change.index == len(means) - 1 else ""
-            text = f"{change_percent(change.point - 1)} ({change_range(low, high)}{so_far})"
-            changes[[*means][change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
+            near = [*means][change.index - 1 : change.index + 1]
+            old, new = (environment_of(read_facts(run.record) for run in part.ok[cell]) for cell in near)
+            names = sorted(old.keys() & new.keys() - {"commit"})
+            moved = [f"{name} {listed(*old[name])} -> {listed(*new[name])}" for name in names if old[name] != new[name]]
+            so_far = change.index == len(means) - 1 and "one point so far"
+            text = f"{change_percent(change.point - 1)} ({listed(change_range(low, high), *moved, so_far)})"
+            changes[near[1]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
     return changes
 
 
@@ -125,11 +133,10 @@ def _headline(frame: Frame) -> Iterator[str]:
     """For each configuration its changes, or that it has none; a line for all those with too few points."""
     names, (over,) = frame.differing(frame.course), frame.course
     parts = [*_courses(frame)]
-    if short := sum(len(part.facts) < _LEAST_POINTS for part in parts):
+    judged = [part for part in parts if len(part.facts) >= _LEAST_POINTS]
+    if short := len(parts) - len(judged):
         yield f"{short} of {len(parts)} configurations have fewer than the {_LEAST_POINTS} points that a change takes"
-    for part in parts:
-        if len(part.facts) < _LEAST_POINTS:
-            continue
+    for part in judged:
         changes = [
             f"{column.title} {change.text} at {part.facts[cell][over]}"
             for column in _COLUMNS

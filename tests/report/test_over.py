@@ -93,6 +93,7 @@ def history(tmp_path, monkeypatch):
                 "memory.run_peak_allocated_bytes": 2**31 if is_slower else 2**30,
                 "environment.code.project.commit": commit,
                 "environment.code.project.is_dirty": False,
+                "environment.host.hostname": "new" if index >= 6 else "old",
             }
             # The length of the window makes no other configuration.
             settings = {"model.size": size, "measure.min_window_s": index + 1.0}
@@ -104,7 +105,7 @@ def history(tmp_path, monkeypatch):
 
 def test_a_configuration_is_shown_over_commits_with_its_change_points(history, printed):
     text = flat(printed("report", "results", "--over=commit"))
-    assert text.count("(+100.00 .. +100 %) at 070707070") == 1
+    assert text.count("(+100.00 .. +100 %, host old -> new) at 070707070") == 1
     assert text.count("medium: no change over 10 points") == 1
     assert "code at" not in text
     rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
