@@ -17,7 +17,7 @@ from lmbench.campaign.sides import SideOptions, two_sides
 from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import next_suspect, probabilities_of
-from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
+from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Comparison, interval
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.git import git_output
 from lmbench.records.store import SWEEP_FILE
@@ -100,17 +100,16 @@ class Bisection:
 
     def _without_search(self, ends: Comparison) -> Answer:
         """The answer where the ends do not differ for certain: no suspect is measured."""
-        if ends.verdict == SAME:
-            why, code = "nothing to find: the ends are the same", ExitCode.OK
-        elif ends.verdict == INVALID or ends.step is None:
-            why, code = "nothing to search: the ends cannot be compared", ExitCode.INVALID
-        elif ends.verdict == UNDECIDED:
-            why, code = "the ends do not differ for certain; give a longer --budget", ExitCode.UNDECIDED
-        else:
-            limit = percent_short(self.tolerance)
-            why, code = f"no change above ±{limit} is shown; give a lower --gate", ExitCode.UNDECIDED
-        reason = ends.cells[0].reasons[0] if ends.cells else "no run counts"
-        headline = [Line("answer", why), Line("ends", f"{ends.verdict}: {reason}")]
+        whys = {
+            SAME: "nothing to find: the ends are the same",
+            INVALID: "nothing to search: the ends cannot be compared",
+            UNDECIDED: "the ends do not differ for certain; give a longer --budget",
+        }
+        word = INVALID if ends.step is None else ends.verdict
+        why = whys.get(word, f"no change above ±{percent_short(self.tolerance)} is shown; give a lower --gate")
+        headline = [Line("answer", why), Line("ends", f"{ends.verdict}: {ends.reason}")]
+        # A change that is too small for the search is left open, too.
+        code = EXIT_CODES[word if word in whys else UNDECIDED]
         return Answer(headline, figures={"first": None, "why": why}, exit_code=code)
 
     def _folder(self, a: Suspect, b: Suspect, name: str = "") -> Path:
@@ -125,12 +124,12 @@ class Bisection:
             file = read_sweep_folder(path)
         else:
             sides = SideOptions(
-                revision=(a.revision, b.revision) if a.revision and b.revision else None,
+                revision=(a.name, b.name) if a.revision and b.revision else None,
                 python=(pythons[0], pythons[1]) if pythons[0] and pythons[1] else None,
             )
-            configs = [suspect.config or str(self.options[CONFIG]) for suspect in (a, b)]
-            others = {option: value for option, value in self.options.items() if option != CONFIG}
-            file = two_sides(configs, others, sides)
+            others = dict(self.options)
+            config = str(others.pop(CONFIG, ""))
+            file = two_sides([suspect.config or config for suspect in (a, b)], others, sides)
         budget_s = max(1.0, self._ends_s - time.monotonic())
         return Rounds(path, file, self.tolerance, budget_s, more=more, title="bisect")
 

@@ -26,6 +26,7 @@ from lmbench.convergence.judgement import MAX_STEPS, MIN_STEPS, Curves, curves_o
 from lmbench.errors import ExitCode, UsageError
 from lmbench.python_process import SWEEP
 from lmbench.records.load import StoredRun
+from lmbench.records.measured import RunError
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.columns import first_steps
@@ -131,8 +132,8 @@ class Judge:
         sides = [[*by_round(read_side(f"{path}@{SIDE}={side}").runs).values()][:rounds] for side in "AB"]
         for run in chain(*sides):
             if run.outcome != "ok":
-                message = run.record.error and run.record.error.message
-                raise UsageError(f"{run.path} ended with {run.outcome}: {message}")
+                error = run.record.error or RunError()
+                raise UsageError(f"{run.path} ended with {error.ending(run.outcome)}")
         return sides
 
     def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[list[StoredRun]]:
@@ -192,9 +193,10 @@ def worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
     """The guards on a step's work that fail on a side, or that B passes worse than A."""
     ranks = {guard.name: (guard.status != "pass", guard.value or 0.0) for guard in a.record.guards}
     for side, run in (("A", a), ("B", b)):
-        for guard in (guard for guard in run.record.guards if guard.name in _WORK_GUARDS):
+        for guard in run.record.guards:
             rank = guard.status != "pass", guard.value or 0.0
-            if guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank)):
+            is_worse = guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank))
+            if is_worse and guard.name in _WORK_GUARDS:
                 yield f"{side}: {guard.message or f'guard {guard.name} is {guard.status}, which passes on A'}"
 
 

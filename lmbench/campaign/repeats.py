@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,11 +12,13 @@ from pathlib import Path
 from lmbench.campaign.sweep import Sweep
 from lmbench.catalogue import make_catalogue
 from lmbench.compare.answer import comparison_answer
+from lmbench.compare.comparability import counts_host
 from lmbench.compare.comparison import DRIFT_FRACTION, compare, smallest_change
 from lmbench.compare.noise import noise_floors
 from lmbench.compare.sides import STEP, read_side, split_usable
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
+from lmbench.records.schema import value_at
 from lmbench.records.statistics import logs_of, std_of_logs
 from lmbench.records.store import RESULTS, check_name
 from lmbench.records.vocabulary import MIN_REPEATS
@@ -76,7 +79,7 @@ def repeats_answer(
         quiet: print only the folder, and return the exit code.
 
     Raises:
-        UsageError: one of the sides has too few processes for a verdict.
+        UsageError: one of the sides has too few processes for a verdict, or A is of another host whose speed counts.
     """
     # Looked up now, since `last` is another result after the measurement.
     earlier = None if earlier_name is None else find_result(earlier_name)
@@ -87,6 +90,12 @@ def repeats_answer(
             raise UsageError(
                 f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
                 f"is {repeats}"
+            )
+        hosts = {value_at(run.record, "environment.host.hostname") for run in runs} - {None, platform.node()}
+        if hosts and counts_host(runs):
+            raise UsageError(
+                f"{earlier_name} was measured on {hosts.pop()}, and this is {platform.node()}, whose speed counts; "
+                "`lmbench compare --run` measures both sides here"
             )
         least = smallest_change(std_of_logs(logs_of(STEP.of_all(runs))) or 0.0, min(counts))
         reach = f"{counts[0]} and {repeats} processes can tell a change {least} or more"

@@ -110,16 +110,11 @@ class Rounds:
         # The last round ends half a round before the end of the budget at most, and half a round after it.
         is_over = elapsed_s + round_s / 2 > self.budget_s
         cell = comparison.cells[0] if comparison.cells else None
-        reason = cell.reasons[0] if cell else "no run counts"
-        self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
-        if cell is None or comparison.verdict == INVALID:
-            # A round whose sides ran on two hosts is no pair, but the next one is.
-            runs = (*comparison.a.runs, *comparison.b.runs)
-            return is_over or cell is not None or any(run.outcome != "ok" for run in runs)
-        if not cell.metrics:
-            # A run with outcome ok was left out for a failed guard. That may be an accident, so measure again.
-            left_out = (*cell.left_out_a, *cell.left_out_b)
-            return is_over or rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
+        self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {comparison.reason}")
+        if cell is None or not cell.metrics or comparison.verdict == INVALID:
+            # A guard may fail by accident, and a round whose sides ran on two hosts is no pair, but the next one is.
+            is_settled = cell is not None and (comparison.verdict == INVALID or rounds >= MIN_REPEATS)
+            return is_over or is_settled or any(run.outcome != "ok" for run in (*comparison.a.runs, *comparison.b.runs))
         if comparison.verdict != UNDECIDED:
             return True
         # Rounds that were kept from before took no time now, and tell nothing about the rest.

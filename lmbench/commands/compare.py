@@ -54,11 +54,10 @@ def compare(
         settings: options of `lmbench fit` for both sides, with --run
     """
     if kernels:
-        refuse({"gate": gate, "about": about}, "is for verdicts on times; with --kernels there is none")
+        why = "is for verdicts on times; --kernels compares traces that are there, without one"
+        refuse({"gate": gate, "about": about, "run": run or None}, why)
     if not run:
         refuse(vars(sides), "belongs to --run")
-    if run and kernels:
-        raise UsageError("--kernels compares traces that are there; give it without --run")
     tolerance = read_gate(gate)
     if run:
         return _measured(results, tolerance, about or [], sides, read_options(settings))

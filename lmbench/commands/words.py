@@ -31,10 +31,10 @@ def read_configuration(configuration: str | None, words: Sequence[str], advice: 
     Raises UsageError, with `advice`, where there is no configuration.
     """
     options = {CONFIG: configuration, **read_options(words)}
-    if options[CONFIG] is None and "model" in options:
-        raise UsageError(f"{advice}; `lmbench fit --model {options['model']} --print_config > own.yaml` writes one")
     if options[CONFIG] is None:
-        raise UsageError(advice)
+        model = options.get("model")
+        more = f"; `lmbench fit --model {model} --print_config > own.yaml` writes one" if model else ""
+        raise UsageError(f"{advice}{more}")
     return options
 
 

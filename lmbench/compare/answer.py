@@ -45,7 +45,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
         tally = ", ".join(f"{counts[word]} {word}" for word in EXIT_CODES if counts[word]) or "none can be judged"
         verdict, reasons, notes, slow = f"of {len(cells)} cells {tally}", [], [], []
     differences = dict.fromkeys(str(difference) for cell in cells for difference in cell.differences)
-    if not differences and any(cell.metrics for cell in cells):
+    if not differences and comparison.verdict != INVALID and any(cell.metrics for cell in cells):
         differences = dict.fromkeys(["nothing that is recorded: an A/A comparison"])
     left_out = defaultdict[str, list[str]](list)
     for name, side in sides.items():

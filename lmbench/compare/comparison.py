@@ -166,6 +166,11 @@ class Comparison(Struct):
         return next((cell.metrics[0] for cell in self.cells if cell.metrics), None)
 
     @property
+    def reason(self) -> str:
+        """The reason for the verdict of the first cell."""
+        return self.cells[0].reasons[0] if self.cells else "no run counts"
+
+    @property
     def verdict(self) -> str:
         """The gravest of the cells' verdicts; `undecided` without cells."""
         words = [cell.verdict for cell in self.cells]
@@ -232,7 +237,9 @@ def _compare_cell(name: str, runs: BothRuns, about: Sequence[str], floors: Floor
             invalid += failed_guards(side, ended)
         if not sample:
             why = ", ".join(sorted({run.reason for run in left_out})) or "the sides of its round ran on two hosts"
-            cell.reasons.append(f"no run of {side} counts: {why}")
+            # Further repeats would fail again. A cell that runs on neither side is not judged.
+            fails = (a or b) and any(run.outcome in ("error", "oom") for run in left_out)
+            (invalid if fails else cell.reasons).append(f"no run of {side} counts: {why}")
     if a and b:
         invalid += invalid_reasons(a, b, about, by_rounds)
         _measure(cell, a, b, floors, is_invalid=bool(invalid))
@@ -253,8 +260,8 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
             if cell.by_rounds:
                 logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
                 ratio = ratio_by_rounds(logs)
-                are_equal_within = all(len({*of_side}) == 1 for of_side in values)
-                if metric.unit == "bytes" and are_equal_within and mean_a != mean_b:
+                peaks_a, peaks_b = map(sorted, values)
+                if metric.unit == "bytes" and (peaks_a[-1] < peaks_b[0] or peaks_b[-1] < peaks_a[0]):
                     # A permutation test: two of all ways to deal these peaks to the sides part them like this.
                     ratio = replace(ratio, p=2 / math.comb(2 * len(a), len(a)))
             else:

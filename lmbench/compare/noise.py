@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.sides import (
@@ -35,7 +36,7 @@ from lmbench.records.statistics import (
 )
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
-from lmbench.report.answer import Answer, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.facts import describe, is_notable
 from lmbench.report.frame import frame_of
 from lmbench.report.units import COUNT, Unit, percent_short
@@ -176,11 +177,9 @@ _MEANINGS = (
 
 def _answer(entries: Sequence[tuple[str, NoiseEntry]], notes: Sequence[Line]) -> Answer:
     """One table of all floors by the name of the cell, what they hold for, and the reasons why some cells have none."""
-    noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in entries]
-    rows: list[list[Value]] = [
-        [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
-    ]
-    limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for _, noise in noises]
+    noises = [entry.metrics[STEP.name] for _, entry in entries]
+    rows = [[name or "(one)", *astuple(noise)] for (name, _), noise in zip(entries, noises, strict=True)]
+    limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for noise in noises]
     ends = dict.fromkeys(map(percent_short, (min(limits), max(limits))))
     conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"
     return Answer(

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.load import StoredRun, find_runs, load_known, process_of
-from lmbench.records.measured import PhaseSummary
+from lmbench.records.measured import PhaseSummary, RunError
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
@@ -198,10 +198,10 @@ def split_usable(runs: Runs, takes_failed: bool = True) -> tuple[list[StoredRun]
     usable: dict[tuple[object, ...], StoredRun] = {}
     left_out = []
     for run in sorted(runs, key=_start):
-        error, same = run.record.error, usable.get(process_of(run))
+        same = usable.get(process_of(run))
         failed = next((guard for guard in run.record.guards if guard.status == "fail"), None)
         if run.outcome != "ok":
-            reason = f"outcome {run.outcome}" + (f" in {error.phase}" if error and error.phase else "")
+            reason = f"outcome {(run.record.error or RunError()).ending(run.outcome)}"
         elif STEP.of(run.record) is None:
             reason = "empty window: no step was measured"
         elif same is not None:

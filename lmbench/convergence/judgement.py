@@ -201,7 +201,7 @@ class Difference(NamedTuple):
             sign = "+" if self.value > 0 else ""
             figure = f"{sign}{figure} nat"
         apart = "" if self.is_beyond else f", seeds lie {text(self.apart or 0.0)} apart"
-        return f"{self.name} {figure}{apart}, limit {text(self.limit or 0.0)}"
+        return f"{self.name} {figure}{apart}, limit {text(math.copysign(self.limit or 0.0, self.value))}"
 
 
 def ratio(logarithm: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Annotated, Literal
 
 from msgspec import Struct
@@ -478,6 +479,11 @@ class RunError:
     def is_incorrect(self) -> bool:
         """Whether the user's attention was found to be wrong: the speed of such a run means nothing."""
         return (self.message or "").startswith(f"{INCORRECT}: ")
+
+    def ending(self, outcome: str) -> str:
+        """An outcome with the phase and the message as far as they are known: `error in forward: no attribute 'x'`."""
+        place = f"{outcome} in {self.phase}" if self.phase else outcome
+        return f"{place}: {shorten(self.message, 160, placeholder=' ...')}" if self.message else place
 
 
 @record

@@ -185,7 +185,7 @@ class Frame:
 
     `rows` are the runs of each cell in all passes, `facts` its facts as far as they are known. `baseline` are the facts
     that cells are compared with, `base` is the cell that has them for each cell that can be compared. `course` has the
-    values, in order, of the fact over which configurations are followed (`commit` or `time`).
+    values, in order, of the fact over which configurations are followed (`commit` or `time`), and of environments.
     """
 
     rows: Mapping[int, Sequence[RunRow]]
@@ -344,7 +344,10 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
         known = recorded if row.run.outcome == "ok" else planned
         known[cell] = stated | known[cell]
     # A run that died early has facts as they were planned, such as `auto`.
-    return Frame(rows, {cell: planned[cell] | recorded[cell] for cell in rows})
+    facts_by_cell = {cell: planned[cell] | recorded[cell] for cell in rows}
+    listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *facts_by_cell.values()]
+    environments = dict.fromkeys(facts.get("environment") for facts in listed_facts)
+    return Frame(rows, facts_by_cell, course={"environment": [*environments]})
 
 
 def frame_of(runs: Iterable[StoredRun], home: Path | None) -> Frame:

@@ -3,6 +3,7 @@ points where their level changes."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -18,8 +19,8 @@ from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, listed
 from lmbench.report.columns import Quantity
-from lmbench.report.facts import ENVIRONMENT
-from lmbench.report.frame import Frame, Group, RunRow, make_frame
+from lmbench.report.facts import ENVIRONMENT, environment_of, read_facts
+from lmbench.report.frame import Expression, Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import Feature
 
@@ -45,27 +46,33 @@ def frame_over(group: Group, over: Over) -> Frame:
     """The ok runs of a group outside sweeps, by configuration and point; `course` lists the points in order.
 
     A point is a commit, or the start of a sweep or single run. A setting that only some runs of a size and GPU have
-    does not separate configurations, since the code gained or lost it meanwhile.
+    does not separate configurations, since the code gained or lost it meanwhile. The environment of a sweep separates
+    them, unless environments are revisions and the points are commits.
 
     Raises:
         UsageError: no configuration was measured at two points.
     """
     rows, starts, settings = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
+    environments = defaultdict[Any, set[Any]](set)
     for row in group.rows:
         run, facts, kind = row.run, row.facts, (row.facts.get("gpu"), row.facts.get("size"))
-        point = str(facts.get("commit") or "") if over == "commit" else str(sweep_of(run.path) or run.path)
+        home = sweep_of(run.path)
+        point = str(facts.get("commit") or "") if over == "commit" else str(home or run.path)
         if run.outcome == "ok" and row.is_shown and point:
             start = (run.record.started_at or "")[:16].replace("T", " ")
             starts[point] = min(start, starts.get(point, start))
-            names = facts.keys() - ENVIRONMENT
+            environments[point, home].add(facts.get("environment"))
+            names = facts.keys() - ENVIRONMENT - {"environment"}
             settings[kind] = settings.get(kind, names) & names
             rows.append((point, kind, row))
     history = _git_order(starts) if over == "commit" else {}
     points = sorted(starts, key=lambda point: (history.get(point.rstrip("+"), 0), starts[point]))
     label = {point: point if over == "commit" else starts[point] for point in points}
+    are_revisions = over == "commit" and all(len(names) == 1 for names in environments.values())
+    always = set[str]() if are_revisions else {"environment"}
     followed = []
     for point, kind, row in rows:
-        facts = {name: fact for name, fact in row.facts.items() if name in settings[kind]}
+        facts = {name: fact for name, fact in row.facts.items() if name in settings[kind] | always}
         followed.append(row._replace(facts=facts | {over: label[point]}))
     frame = replace(make_frame(replace(group, rows=followed)), course={over: list(dict.fromkeys(label.values()))})
     if all(len(part.facts) < 2 for part in _courses(frame)):
@@ -87,39 +94,49 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 
 
 @lru_cache(maxsize=8)
-def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
-    """The level changes of a number as fractions with intervals, each at the first cell of the new level."""
+def _changes(frame: Frame, expression: Expression) -> dict[int, Cell]:
+    """The level changes of a number as fractions with intervals, each at the first cell of the new level.
+
+    Where host or torch changed at this cell too, the text has both values: that may be the whole change.
+    """
     changes = {}
     for part in _courses(frame):
         numbers = {cell: part.numbers(cell, expression) for cell in part.facts}
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
         for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
-            so_far = ", one point so far" if change.index == len(means) - 1 else ""
-            text = f"{change_percent(change.point - 1)} ({change_range(low, high)}{so_far})"
-            changes[[*means][change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
+            near = [*means][change.index - 1 : change.index + 1]
+            old, new = (environment_of(read_facts(run.record) for run in part.ok[cell]) for cell in near)
+            names = sorted(old.keys() & new.keys() - {"commit"})
+            moved = [f"{name} {listed(*old[name])} -> {listed(*new[name])}" for name in names if old[name] != new[name]]
+            so_far = change.index == len(means) - 1 and "one point so far"
+            text = f"{change_percent(change.point - 1)} ({listed(change_range(low, high), *moved, so_far)})"
+            changes[near[1]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
     return changes
 
 
-def _column(name: str, field: str) -> Quantity:
+def _column(name: str, field: Expression) -> Quantity:
     title = f"{name} change"
     return Quantity(
         f"{name}_change_fraction", title, lambda frame, cell: _changes(frame, field).get(cell), PERCENT, None
     )
 
 
-_COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_peak_allocated_bytes"))
+_COLUMNS = (
+    _column("step", "phases.step.mean_s"),
+    # On a CPU the host's peak is the only one.
+    _column("peak", lambda run: run.memory.run_peak_allocated_bytes or run.memory.host_peak_rss_bytes),
+)
 
 
 def _headline(frame: Frame) -> Iterator[str]:
     """For each configuration its changes, or that it has none; a line for all those with too few points."""
     names, (over,) = frame.differing(frame.course), frame.course
     parts = [*_courses(frame)]
-    if short := sum(len(part.facts) < _LEAST_POINTS for part in parts):
+    judged = [part for part in parts if len(part.facts) >= _LEAST_POINTS]
+    if short := len(parts) - len(judged):
         yield f"{short} of {len(parts)} configurations have fewer than the {_LEAST_POINTS} points that a change takes"
-    for part in parts:
-        if len(part.facts) < _LEAST_POINTS:
-            continue
+    for part in judged:
         changes = [
             f"{column.title} {change.text} at {part.facts[cell][over]}"
             for column in _COLUMNS

@@ -96,11 +96,8 @@ def read_sections(
 ) -> list[Section]:
     """The sections of `report_on`, with the same arguments and errors."""
     groups = read_groups(paths, is_by_sweep=over is None)
-    common_view: View | None = None
-    if over:
-        common_view = catalogue.view(over_view(over), (over,))
-    elif view is not None:
-        common_view = catalogue.view(view)
+    shared_view = over_view(over) if over else view
+    common_view = None if shared_view is None else catalogue.view(shared_view, (over,) if over else ())
     sections = []
     for group in groups:
         group_view, note = (common_view, "") if common_view else _view_of(group, catalogue)

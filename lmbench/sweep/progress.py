@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping
 
@@ -11,8 +10,6 @@ from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.report.units import duration
 from lmbench.sweep.plan import Job, Plan
-
-_MOST_REASON = 160
 
 
 class SweepProgress(Task):
@@ -56,8 +53,7 @@ class SweepProgress(Task):
         if ending == "ok" and step is not None and step.mean_s is not None:
             ending = f"ok {step.mean_s * 1e3:.4g} ms/step"
         elif ending not in ("ok", "skipped"):
-            ending += f" in {error.phase}" if error.phase else ""
-            ending += f": {textwrap.shorten(error.message or '', _MOST_REASON, placeholder=' ...')}"
+            ending = error.ending(ending)
         self.keep(f"{self.count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}")
 
 

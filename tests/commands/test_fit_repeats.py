@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fit_process import QUICK, SMALL
@@ -12,7 +13,7 @@ from lmbench.records.load import find_runs, load_run
 
 
 @pytest.mark.usefixtures("warm_sweeps")
-def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys):
+def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys, refused):
     smoke = ["fit", "smoke", *QUICK, *SMALL, "--measure.mode=forward"]
     assert main([*smoke, "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
     assert capsys.readouterr() == ("results/before\n", "")
@@ -27,6 +28,12 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys):
     (cell,) = answer["cells"]
     assert [len(cell["used_a"]), len(cell["used_b"])] == [3, 3]
     assert cell["differences"] == [{"name": "model.num_layers", "a": "1", "b": "2"}]
+    for path in Path("results/before/runs").glob("*/run.json"):
+        record = json.loads(path.read_text())
+        record["environment"]["host"]["hostname"] = "elsewhere"
+        path.write_text(json.dumps(record))
+    reason = "results/before was measured on elsewhere, and this is "
+    assert reason in refused(*smoke, "--compare=results/before")
     before = [load_run(folder).record for folder in find_runs(["results/before"])]
     assert [(run.mode, run.sweep.repeat) for run in before] == [("forward", 0), ("forward", 1), ("forward", 2)]
     assert len({run.pid for run in before}) == 3

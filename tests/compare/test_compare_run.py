@@ -111,7 +111,7 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
 
 @pytest.mark.parametrize(
     ("effect", "code", "word"),
-    [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -"), ("oom", 11, "outcome oom")],
+    [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -"), ("oom", 12, "outcome oom")],
 )
 def test_a_change_ends_it_and_is_the_exit_code_and_a_side_that_does_not_run_ends_it_after_one_round(
     compare_run, effect, code, word

@@ -119,7 +119,7 @@ def test_cells_of_two_sweeps_meet_by_their_axes_and_those_that_fit_on_neither_si
     for side in (a, b):
         make_sweep(side, {"xl": TIMES}, outcome="oom")
     comparison = compared(a, b)
-    assert verdicts(comparison) == {"size small": "same", "size medium": "slower", "size large": "undecided"}
+    assert verdicts(comparison) == {"size small": "same", "size medium": "slower", "size large": "invalid"}
     assert (comparison.only_a, comparison.only_b) == (["size tiny"], ["size 2.7B"])
     assert (comparison.verdict, comparison.family) == ("slower", 2)
     assert comparison.cells[2].reasons == ["no run of B counts: outcome oom"]

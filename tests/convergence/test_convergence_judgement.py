@@ -45,7 +45,8 @@ BASELINE = {seed: trained(seed) for seed in range(5)}
 - [{losses: [99, 100, 102], skipped: [100, 102]}, "yes", null]
 - [{norms: [.inf, 100, 102], skipped: [100, 102]}, "yes", null]
 - [{norms: [.nan, 0, 120]}, "yes", null]
-- [{scale: 3.0}, "NO: gradient norm", "gradient norm x3, limit"]
+- [{scale: 3.0}, "NO: gradient norm", "gradient norm x3, limit x1."]
+- [{scale: 0.5}, "NO: gradient norm", "gradient norm x0.5, limit x0."]
 - [{norms: [0, 0, 120]}, "NO: gradient norm", "gradient norm x0, limit"]
 # Nothing is updated.
 - [{losses: [6.0, 0, 120]}, "NO: loss", "nat, limit"]

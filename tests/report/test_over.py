@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from repository import git
-from runs import make_run
+from runs import BASE, make_run, make_sweep
 from tables import flat
 
 from lmbench.records.statistics import level_changes
@@ -93,6 +93,7 @@ def history(tmp_path, monkeypatch):
                 "memory.run_peak_allocated_bytes": 2**31 if is_slower else 2**30,
                 "environment.code.project.commit": commit,
                 "environment.code.project.is_dirty": False,
+                "environment.host.hostname": "new" if index >= 6 else "old",
             }
             # The length of the window makes no other configuration.
             settings = {"model.size": size, "measure.min_window_s": index + 1.0}
@@ -104,7 +105,7 @@ def history(tmp_path, monkeypatch):
 
 def test_a_configuration_is_shown_over_commits_with_its_change_points(history, printed):
     text = flat(printed("report", "results", "--over=commit"))
-    assert text.count("(+100.00 .. +100 %) at 070707070") == 1
+    assert text.count("(+100.00 .. +100 %, host old -> new) at 070707070") == 1
     assert text.count("medium: no change over 10 points") == 1
     assert "code at" not in text
     rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
@@ -118,6 +119,30 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     text = flat(printed("report", "results", "--over=commit"))
     assert "1 of 3 configurations have fewer than the 4 points that a change takes" in text
     assert "large:" not in text
+
+
+def test_revisions_of_one_sweep_are_followed_in_the_order_of_its_file(tmp_path, monkeypatch, printed, refused):
+    """The environments of a sweep are its commits; over time each of them is a configuration of its own."""
+    monkeypatch.chdir(tmp_path)
+    names = ["bb", "dd", "aa", "cc"]
+
+    def change(run, repeat):
+        name = run["sweep"]["axes"]["environment"]
+        started_at = f"2026-11-0{names.index(name) + 1}T00:00:00+00:00"
+        # The third commit keeps more on the host; there is no other memory on a CPU.
+        memory = {"host_peak_rss_bytes": (3 if name in "aacc" else 2) * 2**30}
+        code = {"project": {"commit": name * 20, "is_dirty": False}}
+        environment = {**BASE["environment"], "code": code}
+        facts = {"sweep.environment": name, "environment": environment, "memory": memory, "device_type": "cpu"}
+        return {"started_at": started_at, **facts}
+
+    make_sweep(tmp_path / "s", [{"environment": name} for name in names], repeats=3, change=change)
+    shown = [row["environment"] for row in csv.DictReader(printed("report", "s", "--format=csv").splitlines())]
+    assert shown == names
+    rows = list(csv.DictReader(printed("report", "s", "--over=commit", "--format=csv").splitlines()))
+    assert [row["commit"] for row in rows] == [(name * 20)[:9] for name in names]
+    assert [row["peak_change_fraction"][:4] for row in rows] == ["", "", "0.49", ""]
+    assert "no configuration was measured at two of them" in refused("report", "s", "--over=time")
 
 
 def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, printed):
