@@ -157,7 +157,7 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
         try:
             count = counter_flops(module, batch, tokens, name, has_backward)
         except UncountableError:
-            # A kernel of the user's may have no backward on fake tensors. Where all is trained, it is two forward passes.
+            # A user's kernel may have no backward on fake tensors. Where all is trained, it is two forward passes.
             if not has_backward or not all(p.requires_grad for p in module.parameters()):
                 raise
             count = counter_flops(module, batch, tokens, name)
