@@ -102,9 +102,8 @@ def fits(item, gib, gpus, only):
 
 
 def done_file(folder, item):
-    """The file that says that an item is complete: an answer, or a mark beside a folder of runs."""
-    is_answer = item["run"].startswith("overhead")
-    return folder / f"{item['name']}.{'json' if is_answer else 'done'}"
+    """The file that says that an item is complete."""
+    return folder / f"{item['name']}.done"
 
 
 def command(folder, item):
@@ -112,7 +111,7 @@ def command(folder, item):
     name, (verb, *words) = item["name"], shlex.split(item["run"])
     home = folder / name
     if verb == "overhead":
-        return [verb, *words, "--format", "json", "--output", str(done_file(folder, item))]
+        return [verb, *words, "--format", "json", "--output", str(home.with_suffix(".json"))]
     if verb == "fit" and (home / "sweep.json").exists():
         return ["sweep", str(home), "--trust"]
     if verb == "fit":
@@ -134,10 +133,9 @@ def measure(item, folder, limit_s):
         code = process.wait()
     # A cell that ran out of memory or failed a guard is a row; 1, 2 and the signals are no end.
     is_complete = code in (0, 3, 4, 5, 10, 11)
-    done = done_file(folder, item)
-    if is_complete and done.suffix == ".done":
-        done.write_text(f"exit code {code}\n")
-    return is_complete and done.exists()
+    if is_complete:
+        done_file(folder, item).write_text(f"exit code {code}\n")
+    return is_complete
 
 
 def pack(results, archive):

@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import time
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from statistics import fmean, stdev
@@ -22,7 +23,7 @@ from lmbench.cli import main
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import ExitCode
 from lmbench.fit.ranks import run_ranks
-from lmbench.overhead import ArmWindow, measure_arm, overhead_answer, pair_of
+from lmbench.overhead import ArmWindow, measure_arm, measure_overhead, overhead_answer, pair_of
 from lmbench.overhead.control import leave_result, measure_control
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.measured import Loss, Window
@@ -140,6 +141,21 @@ def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
     program = "import sys; print('first\\n\\nlast but one\\nlast', file=sys.stderr); sys.exit(7)"
     with pytest.raises(ProcessFailed, match=r"^failed with exit code 7: first \| last but one \| last$"):
         run_python("-c", program)
+
+
+@pytest.mark.parametrize(("round_index", "rounds"), [(1, None), (2, 2)])
+def test_an_interruption_leaves_the_answer_of_complete_rounds(round_index, rounds, monkeypatch, tmp_path):
+    def measure(arm, options, folder, heard):
+        if (folder.name, arm) == (f"harness-{round_index}", "harness"):
+            raise KeyboardInterrupt
+        return BARE, BARE
+
+    monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_, **__: RunRecord(1, "ok", window=Window(steps=10)))
+    monkeypatch.setattr("lmbench.overhead._in_turns", measure)
+    monkeypatch.setattr("lmbench.overhead._one_by_one", lambda *words, **_: measure(*words))
+    with nullcontext() if rounds else pytest.raises(KeyboardInterrupt):
+        answer = measure_overhead([], 5, tmp_path, "lmbench overhead", with_do_bench=False)
+        assert answer.figures["rounds"] == rounds
 
 
 def test_running_out_of_memory_is_one_line_and_an_exit_code(capsys):
