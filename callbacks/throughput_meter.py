@@ -14,6 +14,7 @@ from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.subject import count_flops, note_peak, padding_of, token_counter
+from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 
@@ -62,9 +63,10 @@ class ThroughputMeter(Observer):
         if tokens is not None:
             step = self.session.step
             step.tokens = (step.tokens or 0) + tokens or None
-            is_wanted = not self._has_flops and not self.session.only_watches and tokens not in self._samples
-            # A copy to the host waits for the device.
-            if is_wanted and (not self._samples or self.session.stage is not Stage.WINDOW):
+            is_new = bool(tokens) and tokens not in self._samples
+            # A copy to the host waits for the device, which would disturb the window and the lag probes.
+            may_wait = self.session.stage is Stage.WARMUP or self.session.probe_kind is ProbeKind.TRAINING
+            if is_new and (may_wait or not self._samples) and not self._has_flops and not self.session.only_watches:
                 # On the device it would be in the window's peak of memory.
                 self._samples[tokens] = move_data_to_device(batch, torch.device("cpu"))
         if self.session.stage is Stage.WARMUP:

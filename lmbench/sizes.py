@@ -252,22 +252,23 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
 
 
 def _formulas() -> dict[Any, Any]:
-    """FLOPs of operators from the shapes of their arguments, for which PyTorch's counter has no formula."""
+    """Model FLOPs of operators from the shapes of their arguments, which PyTorch's counter does not know, or counts as
+    hardware FLOPs."""
     import torch
 
     def grouped(a: Any, b: Any, *_: Any, **__: Any) -> Any:
         # Only two batches of matrices are multiplied in pairs; otherwise the groups part one of the three lengths.
         return 2 * math.prod(a if len(b) == 3 else a[-2:]) * b[-1]
 
-    # A module may select the fused CPU kernel.
-    aten = torch.ops.aten
-    return {
-        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: attention_flops(q, k, v),
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda _, q, k, v, *__, **___: (
-            2 * attention_flops(q, k, v)
-        ),
-        aten._grouped_mm: grouped,
-    }
+    formulas: dict[Any, Any] = {torch.ops.aten._grouped_mm: grouped}
+    # A module may select a fused kernel. PyTorch counts that its backward computes the scores again.
+    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+        forward, backward = (
+            getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{ending}") for ending in ("", "_backward")
+        )
+        formulas[forward] = lambda q, k, v, *_, **__: attention_flops(q, k, v)
+        formulas[backward] = lambda _, q, k, v, *__, **___: 2 * attention_flops(q, k, v)
+    return formulas
 
 
 def _watch(remarks: dict[str, None], counter: Any, recomputed: list[int]) -> AbstractContextManager[object]:

@@ -131,6 +131,18 @@ def test_operators_the_counter_cannot_know_are_named():
     assert "not counted: lmbench_test::double" in count.source
 
 
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_the_backward_of_a_fused_kernel_that_a_module_selects_counts_as_twice_its_forward(kernel):
+    class Selecting(nn.Module):
+        def forward(self, x):
+            operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+            options = (0.0, True) if kernel == "flash" else (None, True, 0.0, True)
+            return operator(x, x, x, *options)[0].sum()
+
+    count = counter_flops(Selecting(), torch.ones(2, 4, 16, 8, requires_grad=True), 32, "forward", has_backward=True)
+    assert (count.per_token_flops, count.backward_per_token_flops) == (4 * 4 * 16 * 8, None)
+
+
 class Parts(nn.Module):
     """A part without a graph, a frozen one and a trained one that is computed again, and a product of no formula."""
 

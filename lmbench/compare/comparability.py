@@ -77,8 +77,8 @@ def invalid_reasons(a: Runs, b: Runs, about: Sequence[str] = (), by_rounds: bool
         if not setters or first_a.config is not None:
             compare(fields("run")[name].title, name, setters)
     # A variable missing from the record was unset, whereas another fact missing from it is unknown.
-    is_known = all(value_at(run.record, _VARIABLES) is not None for run in runs)
-    for variable in sorted({*chain(*(variables_of(run.record) for run in runs))}) if is_known else ():
+    known = [variables for run in runs if (variables := variables_of(run.record)) is not None]
+    for variable in sorted({*chain(*known)}) if len(known) == len(runs) else ():
         name = f"{_VARIABLES}.{variable}"
         compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):

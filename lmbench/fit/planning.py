@@ -158,7 +158,7 @@ class Planner:
         if step.peak_bytes:
             peak_ratio = step.peak_bytes / predicted_peak(chain, step.recipe)
             self._ratios[kind] = peak_ratio, step.reserved_bytes / step.peak_bytes
-        return replace(self.estimate(chain, step.recipe), is_checked=step.peak_bytes > 0)
+        return replace(self.estimate(chain, step.recipe), work=step.step_s, is_checked=step.peak_bytes > 0)
 
 
 def _kind_of(recipe: Recipe) -> Kind:

@@ -125,7 +125,7 @@ def note_peak(run: RunRecord) -> None:
     flops, fp8 = run.flops, run.model.fp8
     flops.peak_flops_per_s = flops.peak_source = None
     if fp8 is not None and flops.per_token_flops:
-        layers_flops = 2 * (fp8.parameter_count or 0) * (flops.multiplier or 1)
+        layers_flops = 2 * (fp8.parameter_count or 0) * mode_multiplier(str(run.mode))
         # A smaller count means that not every token passes every layer.
         flops.fp8_per_token_flops = min(layers_flops, flops.per_token_flops)
     share = (flops.fp8_per_token_flops or 0) / (flops.per_token_flops or 1)

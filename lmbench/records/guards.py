@@ -131,10 +131,12 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
         yield guard_of("gradients", training.missing_gradients + training.zero_gradients)
     has_update = run.mode == "train_step" and not training.is_skipped
     yield guard_of("trained", training.unmoved_parameters if has_update else None)
-    yield make_guard("kept_gradients", training.kept_gradient_count if has_update else None, checked=checked)
     timed = [step for step in steps if step.stage == "window" and not step.is_skipped]
     is_seen = timed and run.mode == "train_step" and "optimizer" not in (run.unseen_phases or ())
     missing = sum(step.optimizer_s is None for step in timed) if is_seen else None
+    # Batches without an update may be there to add up their gradients.
+    kept = training.kept_gradient_count if has_update and not missing else None
+    yield make_guard("kept_gradients", kept, checked=checked)
     yield make_guard("updates", missing, total=len(timed))
 
     yield make_guard("inputs", _lacks(training.has_new_batch))

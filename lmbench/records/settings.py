@@ -97,9 +97,10 @@ def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Value
     return result
 
 
-def variables_of(record: RunRecord) -> dict[str, str]:
-    """The recorded environment variables that may change times."""
-    variables = (record.environment and record.environment.variables) or {}
+def variables_of(record: RunRecord) -> dict[str, str] | None:
+    """The recorded environment variables that may change times; None where they are unknown."""
+    if record.environment is None or (variables := record.environment.variables) is None:
+        return None
     return {
         name: value for name, value in variables.items() if not name.endswith(_PATHS) and not name.startswith(_REPEATED)
     }

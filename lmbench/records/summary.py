@@ -158,7 +158,8 @@ def _throughput(run: RunRecord) -> Throughput:
     reason = run.window.tokens_reason or (None if rate else "tokens per batch unknown")
     if flops.peak_flops_per_s is None:
         gpu = run.environment and run.environment.gpu.name
-        reason = f"no datasheet peak known for {gpu or run.device_type} in {run.precision}"
+        weights = f" with parameters in {run.model.dtype}" if run.model.dtype else ""
+        reason = f"no datasheet peak known for {gpu or run.device_type} in {run.precision}{weights}"
     elif per_token is None:
         reason = flops.reason or "the module does not tell its FLOPs"
 

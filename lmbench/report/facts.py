@@ -157,6 +157,14 @@ def commit_text(code: Revision) -> str | None:
     return code.commit[:9] + ("+" if code.is_dirty else "") if code.commit else None
 
 
+def _variables(run: RunRecord) -> str | None:
+    """The environment variables that may change times; `none` where none was set, None where that is unknown."""
+    variables = variables_of(run)
+    if variables is None:
+        return None
+    return " ".join(f"{name}={value}" for name, value in variables.items()) or "none"
+
+
 #: Every fact, in the order of columns and of words.
 FACT: Mapping[str, Fact] = {
     fact.name: fact
@@ -210,7 +218,7 @@ FACT: Mapping[str, Fact] = {
         Fact("environment", "sweep.environment", "environment"),
         Fact("torch", "environment.versions.torch"),
         Fact("threads", "environment.flags.thread_count"),
-        Fact("variables", lambda run: " ".join(f"{name}={value}" for name, value in variables_of(run).items()) or None),
+        Fact("variables", _variables),
         Fact("commit", lambda run: run.environment and commit_text(run.environment.code.project)),
         Fact("host", "environment.host.hostname"),
     )

@@ -39,6 +39,7 @@ from lmbench.report.facts import (
     is_notable,
     other_axes,
     other_settings,
+    plain,
     planned,
     read_facts,
     sort_key,
@@ -346,7 +347,7 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     # A run that died early has facts as they were planned, such as `auto`.
     facts_by_cell = {cell: planned[cell] | recorded[cell] for cell in rows}
     listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *facts_by_cell.values()]
-    environments = dict.fromkeys(facts.get("environment") for facts in listed_facts)
+    environments = dict.fromkeys(plain(facts.get("environment")) for facts in listed_facts)
     return Frame(rows, facts_by_cell, course={"environment": [*environments]})
 
 

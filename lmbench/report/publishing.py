@@ -48,7 +48,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     target = target.with_suffix("") if target.suffix in (".md", ".csv") else target
     answers, name = _stored_answers(paths), target.name
     # A folder may have answers alone.
-    with_runs = [path for path in paths if not answers or any(Path(path).rglob(RUN_FILE))]
+    with_runs = [path for path in paths if any(Path(path).rglob(RUN_FILE)) or not _stored_answers([path])]
     sections = read_sections(with_runs, catalogue) if with_runs else []
     gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
     title = f"lmbench on {', '.join(sorted(gpus))}" if gpus else name

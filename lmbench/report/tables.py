@@ -110,7 +110,7 @@ def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> 
         notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {not_ok}")
     for name, known in environment_of(row.facts for row in frame.rows[cell] if row.is_counted).items():
         if len(known) > 1:
-            notes.append(f"mean over runs of more than one {name}: {', '.join(known)}")
+            notes.append(f"mean over runs that differ in {name}: {', '.join(known)}")
     if (processes := len({process_of(run) for run in runs})) < len(runs):
         notes.append(f"runs: {len(runs)}, processes: {processes}; runs of one process are one sample")
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):

@@ -59,15 +59,19 @@ def test_flops_of_a_users_module_are_counted_as_in_bf16():
     class Users(OwnLoaders):
         def __init__(self):
             super().__init__()
-            self.net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 20), torch.nn.Linear(20, 1))
+            # Behind a norm all inputs need a gradient, which an fp8 layer computes in any case.
+            layers = torch.nn.Linear(16, 32), torch.nn.Linear(32, 20), torch.nn.Linear(20, 1)
+            self.net = torch.nn.Sequential(torch.nn.LayerNorm(16), *layers)
+            self.net[3].requires_grad_(False)
 
         def tokens_per_batch(self, batch):
             return 16
 
     batch = (torch.randn(16, 16),)
     plain, run = (measure(Users(), batch, precision=name) for name in ("bf16-mixed", "fp8-tensorwise"))
-    assert run.record.model.fp8.left_out == ["net.1 (32 x 20)", "net.2 (the last)"]
-    assert run.record.flops.per_token_flops == plain.record.flops.per_token_flops == 6 * (16 * 32 + 32 * 20 + 20)
+    assert run.record.model.fp8.left_out == ["net.2 (32 x 20)", "net.3 (the last)"]
+    expected = 6 * (16 * 32 + 32 * 20) + 4 * 20
+    assert run.record.flops.per_token_flops == plain.record.flops.per_token_flops == expected
     assert run.record.flops.fp8_per_token_flops == 6 * 16 * 32
 
 

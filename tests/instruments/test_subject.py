@@ -7,7 +7,7 @@ from collections import UserDict
 import pytest
 import torch
 from fit_process import measure_here
-from strangers import TokenModel
+from strangers import OwnLoaders, TokenModel
 
 from lmbench.instruments.subject import padding_of
 
@@ -57,3 +57,12 @@ def test_flops_are_counted_on_a_batch_as_long_as_those_of_the_window():
     batches = [{"input_ids": torch.ones(1, 4 if index == 0 else 16, dtype=torch.long)} for index in range(20)]
     record = measure_here(Growing(), batches, steps=4, warmup_steps=2).record
     assert record.flops.per_token_flops == 3 * (2 * 2 * 16 * 8 + 2 * 8 * 50)
+
+
+def test_a_batch_without_tokens_tells_no_flops_a_token():
+    class Without(OwnLoaders):
+        def tokens_per_batch(self, batch):
+            return 0
+
+    record = measure_here(Without(), steps=4).record
+    assert (record.outcome, record.window.tokens, record.flops.per_token_flops) == ("ok", None, None)

@@ -245,6 +245,9 @@ def test_no_smaller_micro_batch_that_computes_as_much_again_is_faster_than_one_t
     assert as_predicted[max(as_predicted)] < 100
     # They would take 400 now, and larger micro-batches take less.
     assert after == {again: work for again, work in as_predicted.items() if again < 5}
+    # A measured step takes its own time.
+    quick = MeasuredStep(Recipe(1, 4, "inputs", max(as_predicted)), 4, 100, 100)
+    assert works(slow, quick)[max(as_predicted)] == 4
 
 
 def test_a_run_that_recomputes_as_no_plan_does_has_no_times_of_blocks(tmp_path):

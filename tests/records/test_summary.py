@@ -80,6 +80,13 @@ def test_where_every_step_is_short_none_is_counted_as_left_out():
     assert (run.window.short_count, run.phases.step.n) == (0, 2)
 
 
+def test_parameters_of_another_dtype_than_the_precisions_are_in_the_reason_for_no_mfu():
+    run = RunRecord(SCHEMA_VERSION, "ok", precision="32-true", device_type="cuda")
+    run.model.dtype = "bfloat16, float32"
+    complete_run(run, [_step(1)])
+    assert run.throughput.mfu_reason.endswith("in 32-true with parameters in bfloat16, float32")
+
+
 def test_a_run_that_is_completed_again_has_each_guard_once_and_those_of_observers_last():
     run, mine = RunRecord(SCHEMA_VERSION, "ok"), Guard("mine", "pass")
     run.guards.append(mine)

@@ -125,13 +125,14 @@ def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_re
     assert not [key for key in answer["tables"]["cells"][0] if "no GPU named" in key]
 
 
-def test_a_folder_of_answers_alone_is_published(tmp_path):
+def test_a_folder_of_answers_alone_is_published(tmp_path, refused):
     headline = [["measured", "NVIDIA H9, lmbench commit c0ffeec0f"]]
     answer = {"tables": {"arms": [{"arm": "harness", "step_s": 0.1004}]}, "headline": headline}
     (tmp_path / "overhead.json").write_text(json.dumps(answer))
     page, rows = publish(tmp_path)
     assert [row["arm"] for row in rows] == ["harness"]
     assert is_of_one_commit(page, rows)
+    assert "does not exist" in refused("report", tmp_path, tmp_path / "other", "--publish", tmp_path / "h9")
 
 
 def objections(folder, printed, changes):

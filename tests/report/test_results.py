@@ -70,7 +70,7 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
     home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
     (table,) = section_of(home).tables
     assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
-        ("mean over runs of more than one host: node_0, node_1, node_2",),
+        ("mean over runs that differ in host: node_0, node_1, node_2",),
         ("± std of the steps within one run", "of 3 runs, not counted: 2 interrupted"),
         ("not decided: fewer than 3 processes on a side; --repeats 3",),
     ]
@@ -93,8 +93,15 @@ def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_
     for index, settings in enumerate([{}, {}, {}, *others]):
         make_run(tmp_path / str(index), settings)
     make_run(tmp_path / "host", {}, {"environment.host.hostname": "b"})
+    loaded = {"environment.variables": {"LD_PRELOAD": "a.so", "X_DIR": "b"}}
+    for name, changes in (("loaded", loaded), ("plain", {})):
+        make_run(tmp_path / name, {"data.batch_size": 2}, changes)
+    variables = {row["run_ids"]: row["variables"] for row in rows_of(tmp_path) if row["batch"] == 2}
+    assert variables == {"loaded": "LD_PRELOAD=a.so", "plain": "none"}
     runs = {(row["batch"], row["model.weight_decay"], row["host"] == "b"): row["runs"] for row in rows_of(tmp_path)}
-    assert runs == {(4, 0.1, False): 3, (8, 0.1, False): 1, (4, 0.5, False): 1, (4, 0.1, True): 1}
+    assert runs == {
+        (4, 0.1, False): 3, (8, 0.1, False): 1, (4, 0.5, False): 1, (4, 0.1, True): 1, (2, 0.1, False): 1,
+    }  # fmt: skip
     caption = section_of(tmp_path).tables[0].caption
     assert caption.endswith("mean ± std between 3 processes, or of the steps of a single one")
 
@@ -221,7 +228,7 @@ def test_a_stored_answers_times_are_shown_in_ms_and_its_rates_as_they_are():
 def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(tmp_path):
     home = make_sweep(tmp_path / "batch", {"data.batch_size": [1, 2]}, view="batch", repeats=2)
     sweep = json.loads((home / "sweep.json").read_text())
-    sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4}}]
+    sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4, "environment": {"no": "name"}}}]
     (home / "sweep.json").write_text(json.dumps(sweep))
     assert {("unfinished", "4 of 6 runs"), ("go on", f"lmbench sweep {home}")} <= {
         line[:2] for line in section_of(home).headline
