@@ -194,8 +194,8 @@ def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[in
 def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_backward: bool = False) -> FlopCount:
     """Count the FLOPs of a module's step on a fake copy of it, which uses no memory and runs no kernels.
 
-    The backward pass is counted too, because it has fewer products than two forward passes where weights are frozen,
-    where a part runs without a graph, and where the first layer's input needs no gradient.
+    The backward pass is counted too, because it has fewer products than two forward passes where weights are frozen
+    and where a part runs without a graph.
 
     Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad head_dim, and
     some have no formula, which would count as zero. Products without a formula (an LSTM as one kernel) and operators
@@ -225,13 +225,20 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
     remarks, recomputed = dict[str, None](), [0]
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    is_all_trained = all(parameter.requires_grad for parameter in module.parameters())
+
+    def fake_input(tensor: Any) -> Any:
+        fake = fake_mode.from_tensor(tensor)
+        # Where all is trained, a first layer of numbers counts as every other, as is usual for MFU.
+        return fake.requires_grad_() if has_backward and is_all_trained and fake.is_floating_point() else fake
+
     try:
         # Without this a compiled module would be compiled for fake tensors.
         with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
             with FakeCopyMode(fake_mode):
                 fake = _copy_to_count(module)
             # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
-            fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
+            fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
             with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
                 method = getattr(fake, step)
                 loss = method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))

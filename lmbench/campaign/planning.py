@@ -19,6 +19,8 @@ from lmbench.memory.plan import (
     ask_plan,
     block_times,
     measured_step,
+    predicted_peak,
+    recipes_of,
     times_of,
     with_times,
 )
@@ -125,15 +127,21 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
 
 def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
     """The runs of few blocks whose differences are the times of a block: each treatment, in the two largest
-    micro-batches. In smaller ones the host may set the time, which differs between processes."""
+    micro-batches of which anything fits. In smaller ones the host may set the time, which differs between processes."""
     fewer, more = FEW_BLOCKS
+    samples = plan.chains[0].batch_size
+    fitting = {
+        chain.batch_size
+        for chain in plan.chains
+        if any(plan.gpu.fits(predicted_peak(chain, recipe)) for recipe in recipes_of(chain, samples))
+    }
     whole = [chain for chain in plan.chains if not chain.is_chunked]
     kinds = [("none", more, False), *((name, fewer, False) for name in whole[0].blocks)]
     if len(whole) < len(plan.chains):
         kinds.append(("none", fewer, True))
     points = dict[str, Options]()
-    for timed, (name, blocks, is_chunked) in product(whole[:2], kinds):
-        size = timed.batch_size
+    sizes = [chain.batch_size for chain in whole if chain.batch_size in fitting or not fitting]
+    for size, (name, blocks, is_chunked) in product(sizes[:2], kinds):
         options = Recipe(size, 1, name, is_chunked=is_chunked).options
         if "data.batch_size" not in plan.points[0].options:
             del options["data.batch_size"]

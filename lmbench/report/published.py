@@ -109,6 +109,9 @@ def _figures_of(path: Path, name: str) -> Iterator[_Figure]:
         text = read_file(path, _MOST_BYTES, follows_links=True).decode(errors="replace")
         reader = csv.DictReader(text.splitlines())
         if not {"gpu", STEP.name} <= {*(reader.fieldnames or ())}:
+            if path.parent == FOLDER:
+                # A page of answers alone, such as that of `lmbench overhead`.
+                return
             raise UsageError(f"--reference {name} is no report's table; {advice}")
         for row in reader:
             stated = {fact: row[fact] for fact in FACT.keys() - _CIRCUMSTANCES if row.get(fact)}

@@ -99,8 +99,8 @@ SUBJECTS = [
         140,
         [
             "show here",
-            "compare here/a here/b",
-            "compare here/b here/a --format=markdown",
+            "compare here/a here/sound",
+            "compare here/sound here/a --format=markdown",
             "noise here",
             "upload here",
             "report here",
@@ -120,7 +120,7 @@ def sound(tmp_path_factory):
     """A folder with a sound folder of each kind."""
     root = tmp_path_factory.mktemp("sound")
     make_run(root / "pair" / "a" / "r", {"model.size": "small", "trainer.precision": "bf16-mixed"})
-    make_run(root / "pair" / "b" / "sound", {"model.size": "medium"})
+    make_run(root / "pair" / "sound" / "r", {"model.size": "medium"})
     sweep(root, SimulatedServers(lambda name: "ok"), SWEEP, "sweep")
     for name in ("study", "trace", "snapshot"):
         (root / name).mkdir()

@@ -100,9 +100,9 @@ def test_the_fastest_that_trains_is_found(tuned):
     assert "delay_ms 12; learns_nothing" in tuned["refused"]
     assert tuned["spent_s"] <= 1.05 * tuned["budget_s"] == 252
     rows = {row["choice"]: row for row in tuned["tables"]["choices"]}
-    assert rows["breaks"]["outcome"] == "outcome error in forward"
+    assert rows["breaks"]["outcome"] == "outcome error in forward: planted"
     # A value that the command line refuses; its other run is skipped.
-    assert rows["delay_ms many"]["outcome"] == "outcome error in setup"
+    assert rows["delay_ms many"]["outcome"].startswith("outcome error in setup: ")
     assert rows["delay_ms 54"]["gain"] < 1 < rows["learns_nothing"]["gain"]
     assert 1 < rows["delay_ms 12"]["gain"] < 4
     # The second pass tries the best of the first without its other choice.
