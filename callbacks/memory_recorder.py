@@ -138,8 +138,7 @@ class MemoryRecorder(Observer):
     def _border(self, phase: str) -> None:
         self._end_phase()
         if phase in PHASES:
-            begin = self._counters.memory_allocated(self._device)
-            self._phase_begins[phase] = max(begin, self._phase_begins[phase])
+            self._phase_begins[phase] = max(self._counters.memory_allocated(self._device), self._phase_begins[phase])
         self._phase = phase
 
     def _end_phase(self) -> None:

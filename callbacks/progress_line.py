@@ -67,8 +67,7 @@ class ProgressLine(Observer):
         done, window_left, plan = session.window_steps, schedule.steps, schedule.probe_plan()
         if window_left is not None and step_s:
             elapsed_s = session.window_elapsed_s if session.stage is Stage.WINDOW else 0.0
-            remaining_s = schedule.min_window_s - elapsed_s
-            window_left = max(window_left - done, round(remaining_s / step_s), 0)
+            window_left = max(window_left - done, round((schedule.min_window_s - elapsed_s) / step_s), 0)
         if session.stage is Stage.PROBE:
             kind = session.probe_kind or ProbeKind.SETTLE
             # Further kinds of an observer follow those of the plan.

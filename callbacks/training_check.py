@@ -116,8 +116,7 @@ class TrainingCheck(Observer):
         self._stepped |= checked.keys()
         if not self._before:
             self._scale = self._loss_scale()
-        weights = {name: p.detach() for name, p in checked.items() if p.grad is not None}
-        self._before |= fingerprints(weights)
+        self._before |= fingerprints({name: p.detach() for name, p in checked.items() if p.grad is not None})
 
     def _loss_scale(self) -> float:
         scaler = loss_scaler(self.trainer)

@@ -33,8 +33,7 @@ class Run(_load.StoredRun):
 
     def answer(self) -> Answer:
         """The answer of `lmbench show` for this run."""
-        path = self.path if self.path.is_dir() else None
-        return run_answer(self.record, path, notes(self))
+        return run_answer(self.record, self.path if self.path.is_dir() else None, notes(self))
 
     def __str__(self) -> str:
         return render(self.answer(), "terminal").strip("\n")

@@ -85,8 +85,7 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
             settings[name] = after[name]
         path = folder / f"{number}.yaml"
         write_or_refuse(path, yaml.safe_dump(with_options({}, settings), sort_keys=False), "give another --results_dir")
-        text = f"{name}={after[name]}" if name in after else f"without {name}"
-        row.append(Suspect(text, config=str(path)))
+        row.append(Suspect(f"{name}={after[name]}" if name in after else f"without {name}", config=str(path)))
     return row
 
 

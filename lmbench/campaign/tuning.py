@@ -367,8 +367,7 @@ class Stages:
             name: {CONFIG: self.base[CONFIG], **candidate.trial.options}
             for name, candidate in zip("AB", (a, b), strict=True)
         }
-        base = {"measure.probe_steps": 0, **self.base}
-        file = sweep_from({"base": base, "sides": sides, "repeats": MOST_ROUNDS})
+        file = sweep_from({"base": {"measure.probe_steps": 0, **self.base}, "sides": sides, "repeats": MOST_ROUNDS})
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * LEAST_ROUNDS * statistics.fmean(self.costs_s("finals-*") or [0.0])

@@ -258,8 +258,7 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
         if all(values):
             mean_a, mean_b = map(geometric_mean, values)
             if cell.by_rounds:
-                logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
-                ratio = ratio_by_rounds(logs)
+                ratio = ratio_by_rounds([metric.difference(*pair) for pair in zip(a, b, strict=True)])
                 peaks_a, peaks_b = map(sorted, values)
                 if metric.unit == "bytes" and (peaks_a[-1] < peaks_b[0] or peaks_b[-1] < peaks_a[0]):
                     # A permutation test: two of all ways to deal these peaks to the sides part them like this.

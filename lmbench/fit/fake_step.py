@@ -300,8 +300,7 @@ def fake_ranks(world_size: int, tracker: Tracker) -> Iterator[None]:
         # The original would make a gloo process group.
         stack.enter_context(patch.object(data_connector, "_InfiniteBarrier", nullcontext))
         for owner, name, category in _FSDP2:
-            function = tracker.making(category)(getattr(owner, name))
-            stack.enter_context(patch.object(owner, name, function))
+            stack.enter_context(patch.object(owner, name, tracker.making(category)(getattr(owner, name))))
         yield
 
 

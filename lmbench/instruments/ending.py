@@ -110,8 +110,7 @@ def interrupted(signum: int, phase: str | None) -> Ending:
     """The ending of a run that a signal ended."""
     name = signal.Signals(signum).name
     shown = "SIGINT (Ctrl-C)" if signum == signal.SIGINT else name
-    facts = error_facts(name, f"stopped by {shown}", phase)
-    return Ending("interrupted", ExitCode(exit_code(signum)), facts)
+    return Ending("interrupted", ExitCode(exit_code(signum)), error_facts(name, f"stopped by {shown}", phase))
 
 
 def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = ExitCode.INTERNAL) -> Ending:

@@ -25,10 +25,11 @@ T = TypeVar("T")
 
 #: Beginnings of the names of variables that are recorded, unless a name looks like a secret's: those that PyTorch, its
 #: libraries, the C library and the loader of libraries read.
-_ALLOWED = """
-CUDA_ CUBLAS CUDNN_ NVIDIA_TF32 NCCL_ GLOO_ HIP_ HSA_ MIOPEN_ PYTORCH_ TORCH TRITON_ ATEN_ ONEDNN_ DNNL_ OMP_ GOMP_ KMP_
-MKL_ OPENBLAS_ MALLOC_ GLIBC_TUNABLES LD_PRELOAD PYTHONMALLOC
-"""
+_ALLOWED = (
+    "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_TF32", "NCCL_", "GLOO_", "HIP_", "HSA_", "MIOPEN_", "PYTORCH_", "TORCH",
+    "TRITON_", "ATEN_", "ONEDNN_", "DNNL_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "GLIBC_TUNABLES",
+    "LD_PRELOAD", "PYTHONMALLOC",
+)  # fmt: skip
 
 
 def capture_environment(device: torch.device, subject: type | None = None) -> RunEnvironment:
@@ -58,7 +59,7 @@ def capture_environment(device: torch.device, subject: type | None = None) -> Ru
         variables={
             name: value
             for name, value in sorted(os.environ.items())
-            if name.upper().startswith((*_ALLOWED.split(),)) and not is_secret(name)
+            if name.upper().startswith(_ALLOWED) and not is_secret(name)
         },
     )
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -169,7 +168,7 @@ def shortage_answer(run: RunRecord, config: Path) -> Answer:
     `config` is the configuration in the run's folder.
     """
     error, refused = run.error or RunError(), run.memory.refused
-    message = shorten(error.message or "nothing more is known", 160, placeholder=" ...")
+    message = error.brief or "nothing more is known"
     lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
     if refused is not None:
         parts = {

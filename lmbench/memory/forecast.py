@@ -132,8 +132,7 @@ def gpu_for(name: str | None) -> TargetGpu | None:
     except pynvml.NVMLError:
         return None
     # NVML's total includes the memory that the driver keeps for itself (torch sees 139.8 of an H200's 140.4 GiB).
-    total_bytes = memory.total - getattr(memory, "reserved", 0)
-    return TargetGpu(name, total_bytes, matmul_workspace_bytes(name))
+    return TargetGpu(name, memory.total - getattr(memory, "reserved", 0), matmul_workspace_bytes(name))
 
 
 def gpus_for(names: str | None) -> list[TargetGpu]:

@@ -85,8 +85,7 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
     if status == "pass":
         return Guard(name, status, figure, bound, rule.unit)
     message = rule.message.format(value=value, mib=value / 2**20, gib=value / 2**30, ms=value * 1e3, **words)
-    advice = rule.advice.format(**words)
-    return Guard(name, status, figure, bound, rule.unit, message, advice)
+    return Guard(name, status, figure, bound, rule.unit, message, rule.advice.format(**words))
 
 
 def evaluate_guards(run: RunRecord, steps: Sequence[StepRecord]) -> list[Guard]:
@@ -187,8 +186,7 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     else:
         is_shared = run.device_type == "cpu" or bool(_other_processes(run))
         share, ends_s = IDENTITY_LIMITS["shared" if is_shared else "own"]
-        parts = max(1, len(window.turn_steps_s or ()))
-        ends_s *= parts * max(1.0, run.host_state.load_per_core or 0.0)
+        ends_s *= max(1, len(window.turn_steps_s or ())) * max(1.0, run.host_state.load_per_core or 0.0)
         yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
     replaced = window.replaced_functions
     yield make_guard("clocks", None if replaced is None else len(replaced), names=", ".join(replaced or ()))
@@ -261,8 +259,7 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("page_faults", share, per_step=per_step, variables=variables)
 
     communication = run.communication
-    location = communication.sigterm_check_location
-    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location)
+    yield make_guard("sigterm_check", communication.sigterm_check_s, location=communication.sigterm_check_location)
     yield make_guard("bucket_copies", communication.bucket_copy_bytes)
     yield make_guard("bucket_splits", communication.bucket_split_count)
 

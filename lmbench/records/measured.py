@@ -480,10 +480,15 @@ class RunError:
         """Whether the user's attention was found to be wrong: the speed of such a run means nothing."""
         return (self.message or "").startswith(f"{INCORRECT}: ")
 
+    @property
+    def brief(self) -> str:
+        """The message, of 160 characters at most."""
+        return shorten(self.message or "", 160, placeholder=" ...")
+
     def ending(self, outcome: str) -> str:
         """An outcome with the phase and the message as far as they are known: `error in forward: no attribute 'x'`."""
         place = f"{outcome} in {self.phase}" if self.phase else outcome
-        return f"{place}: {shorten(self.message, 160, placeholder=' ...')}" if self.message else place
+        return f"{place}: {self.brief}" if self.message else place
 
 
 @record

@@ -147,11 +147,6 @@ def _compile_label(options: Any) -> str:
     return listed(options.get("mode") or "default", *extras, is_static and "static", separator=" ")
 
 
-def _checkpoint_label(recompute: Any) -> Any:
-    """What the backward pass computes again, in words, from the option `trainer.recompute` or as it is recorded."""
-    return recompute_words(**recompute) if isinstance(recompute, Mapping) else recompute
-
-
 def commit_text(code: Revision) -> str | None:
     """The beginning of a commit, with a plus if the tree had uncommitted changes; None without a commit."""
     return code.commit[:9] + ("+" if code.is_dirty else "") if code.commit else None
@@ -199,7 +194,11 @@ FACT: Mapping[str, Fact] = {
             "causal", "model.is_causal", "model.causal model.init_args.causal", ("causal", "none"), "mask",
             label=lambda is_causal: "causal" if is_causal else "none",
         ),
-        Fact("checkpoint", "model.checkpoint", "trainer.recompute", usual="none", label=_checkpoint_label),
+        Fact(
+            # The record has it in words.
+            "checkpoint", "model.checkpoint", "trainer.recompute", usual="none",
+            label=lambda recompute: recompute_words(**recompute) if isinstance(recompute, Mapping) else recompute,
+        ),
         Fact(
             "choices", lambda run: choices_of(run.model) or ("plain" if run.model.name else None),
             "model.residual_dtype model.fused_projections model.loss",
@@ -286,7 +285,7 @@ def plain(value: Any) -> Value:
 
 
 def environment_of(runs: Iterable[Facts]) -> dict[str, list[str]]:
-    """The versions, commits and hosts that the facts of some runs have, by the fact's name."""
+    """The values that some runs have of each fact of their environment."""
     runs = [*runs]
     return {name: sorted({str(facts[name]) for facts in runs if name in facts}) for name in sorted(ENVIRONMENT)}
 

@@ -59,8 +59,7 @@ def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
     """
     logged = _scaled({field: getattr(step, field) for field in step_names()}, step_names())
     if step.tokens is not None and step.step_s:
-        rate = step.tokens * (run.data_parallel_size or 1) / step.step_s
-        logged[run_names()["throughput.tokens_per_s"]] = rate
+        logged[run_names()["throughput.tokens_per_s"]] = step.tokens * (run.data_parallel_size or 1) / step.step_s
     logged |= _scalars(step.scalars)
     if step.is_warmup:
         kept = ("train/", "scalars/")

@@ -72,7 +72,8 @@ def frame_over(group: Group, over: Over) -> Frame:
     always = set[str]() if are_revisions else {"environment"}
     followed = []
     for point, kind, row in rows:
-        facts = {name: fact for name, fact in row.facts.items() if name in settings[kind] | always}
+        names = settings[kind] | always
+        facts = {name: fact for name, fact in row.facts.items() if name in names}
         followed.append(row._replace(facts=facts | {over: label[point]}))
     frame = replace(make_frame(replace(group, rows=followed)), course={over: list(dict.fromkeys(label.values()))})
     if all(len(part.facts) < 2 for part in _courses(frame)):

@@ -89,8 +89,7 @@ def _page_section(section: Section, catalogue: Catalogue) -> Answer:
     answer = section_answer(section, catalogue)
     answer = replace(answer, headline=[line for line in answer.headline if line.label != GO_ON])
     if command := section.group.sweep.command:
-        notes = [Line("command", f"`{command}`")]
-        tables = [Answer(tables=[table], notes=notes) for table in answer.tables]
+        tables = [Answer(tables=[table], notes=[Line("command", f"`{command}`")]) for table in answer.tables]
         return replace(answer, tables=(), notes=(), sections=[*tables, Answer(notes=answer.notes)])
     return answer
 
@@ -119,7 +118,7 @@ def _environment(rows: Iterable[RunRow]) -> Facts:
 
 
 def _commits(run: RunRecord) -> str:
-    """The commits of the folder that the run was started in and of lmbench, with a plus after changes."""
+    """The commits of the user's code and of lmbench, with a plus after changes."""
     code = (run.environment or RunEnvironment()).code
     return " and ".join(dict.fromkeys(filter(None, map(commit_text, (code.project, code.lmbench))))) or "none"
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import shorten
 
 from lmbench.records.codec import as_dict
 from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
@@ -259,8 +258,7 @@ def _ending(run: RunRecord) -> list[Line]:
         phase, location = error.phase and f"in {error.phase}", error.location and f"at {error.location}"
         place = listed(run.outcome, phase, location, separator=" ")
         place = listed(place, error.requested_bytes and f"{gib(error.requested_bytes)} asked for")
-        message = shorten(error.message or "", 160, placeholder=" ...")
-        lines += labelled("outcome", place, message, separator=": ")
+        lines += labelled("outcome", place, error.brief, separator=": ")
     return lines
 
 

@@ -202,8 +202,7 @@ def _lock_byte(file: TextIO, position: int) -> None:
     Raises:
         BlockingIOError: another process has locked it.
     """
-    flock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0)
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, flock)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0))
 
 
 def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:

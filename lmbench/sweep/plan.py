@@ -157,8 +157,7 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
     configs, contents = {}, {}
     for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):
         problem = f"base: config {config!r}"
-        missing = f"{problem} is no file and no shipped configuration"
-        path = find_shipped(config, shipped_configs(), "configs", missing)
+        path = find_shipped(config, shipped_configs(), "configs", f"{problem} is no file and no shipped configuration")
         configs[config], contents[config] = read_yaml(path, problem)
         if not isinstance(contents[config], dict):
             raise UsageError(f"{problem} is no configuration: it holds no mapping")

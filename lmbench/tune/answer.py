@@ -61,8 +61,7 @@ def tuned_config(options: Options) -> str:
     """
     changes = dict(options)
     path = find_config(str(changes.pop(CONFIG)))
-    settings = masked_whole(read_yaml(path, str(path))[1])
-    return yaml.safe_dump(with_options(settings, changes), sort_keys=False)
+    return yaml.safe_dump(with_options(masked_whole(read_yaml(path, str(path))[1]), changes), sort_keys=False)
 
 
 def use_line(path: Path) -> Line:
