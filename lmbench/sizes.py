@@ -225,7 +225,8 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
     remarks, recomputed = dict[str, None](), [0]
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    is_all_trained = all(parameter.requires_grad for parameter in module.parameters())
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    is_all_trained = all(parameter.requires_grad for parameter, _ in gradients)
 
     def fake_input(tensor: Any) -> Any:
         fake = fake_mode.from_tensor(tensor)
@@ -248,6 +249,10 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
+    finally:
+        # Functions are not copied: one that the module keeps, or a recomputed block's, may hold its own parameters.
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
     backward = counter.get_total_flops() - forward - sum(recomputed)
     return FlopCount(
         round(forward / tokens),

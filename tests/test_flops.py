@@ -143,6 +143,21 @@ def test_the_backward_of_a_fused_kernel_that_a_module_selects_counts_as_twice_it
     assert (count.per_token_flops, count.backward_per_token_flops) == (4 * 4 * 16 * 8, None)
 
 
+def test_a_backward_through_a_function_that_holds_the_modules_own_weights_leaves_them_without_gradients():
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+            self.call = lambda x: 2 * self.linear(x)
+
+        def forward(self, x):
+            return self.call(x).sum()
+
+    module = Holding()
+    count = counter_flops(module, torch.ones(4, 4), 4, "forward", has_backward=True)
+    assert (count.per_token_flops, module.linear.weight.grad) == (2 * 4 * 4, None)
+
+
 class Parts(nn.Module):
     """A part without a graph, a frozen one and a trained one that is computed again, and a product of no formula."""
 

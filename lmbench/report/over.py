@@ -98,7 +98,8 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 def _changes(frame: Frame, expression: Expression) -> dict[int, Cell]:
     """The level changes of a number as fractions with intervals, each at the first cell of the new level.
 
-    Where host or torch changed at this cell too, the text has both values: that may be the whole change.
+    Where the host, torch or another fact of the environment changed at this cell too, the text has both values: that
+    may be the whole change.
     """
     changes = {}
     for part in _courses(frame):
@@ -108,8 +109,11 @@ def _changes(frame: Frame, expression: Expression) -> dict[int, Cell]:
             low, high = change.low - 1, change.high - 1
             near = [*means][change.index - 1 : change.index + 1]
             old, new = (environment_of(read_facts(run.record) for run in part.ok[cell]) for cell in near)
-            names = sorted(old.keys() & new.keys() - {"commit"})
-            moved = [f"{name} {listed(*old[name])} -> {listed(*new[name])}" for name in names if old[name] != new[name]]
+            moved = [
+                f"{name} {listed(*before)} -> {listed(*new[name])}"
+                for name, before in old.items()
+                if before and new[name] and before != new[name] and name != "commit"
+            ]
             so_far = change.index == len(means) - 1 and "one point so far"
             text = f"{change_percent(change.point - 1)} ({listed(change_range(low, high), *moved, so_far)})"
             changes[near[1]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))

@@ -94,6 +94,8 @@ def history(tmp_path, monkeypatch):
                 "environment.code.project.commit": commit,
                 "environment.code.project.is_dirty": False,
                 "environment.host.hostname": "new" if index >= 6 else "old",
+                # An old record has none.
+                "environment.variables": {} if index >= 6 else None,
             }
             # The length of the window makes no other configuration.
             settings = {"model.size": size, "measure.min_window_s": index + 1.0}
