@@ -17,13 +17,13 @@ from lmbench.files import Unreadable, read_file
 from lmbench.reference import FOLDER
 from lmbench.report.answer import Cell
 from lmbench.report.columns import KNOWN_BY, STEP, Quantity
-from lmbench.report.facts import EAGER, FACT
+from lmbench.report.facts import EAGER, ENVIRONMENT, FACT
 from lmbench.report.frame import Frame
 from lmbench.report.view import Feature
 
 _PUBLISHED = "published"
 #: Facts of where, when and how long was measured: a row of another report may differ from a cell in these.
-_CIRCUMSTANCES = {"gpu", "warmup", "environment", "torch", "commit", "host"}
+_CIRCUMSTANCES = {"gpu", "warmup", "environment", *ENVIRONMENT}
 #: The facts of a cell that does not state them.
 _USUAL = {
     "attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": "none"

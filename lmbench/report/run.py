@@ -304,8 +304,11 @@ def details(run: RunRecord) -> list[Line]:
             "--trainer.compile.fullgraph true tells where",
         ),
         *(_checked(check) if check is not None else ()),
-        *labelled("peak is", history.reason and f"not known: {history.reason}"),
-        *labelled("peak is", history.peak_phase and f"in {history.peak_phase}"),
+        *labelled(
+            "peak is",
+            history.reason and f"not known: {history.reason}",
+            history.peak_phase and f"in {history.peak_phase}",
+        ),
         *labelled("kernels", kernels.reason and f"none: {kernels.reason}"),
         *_kernels(kernels),
         *labelled("path", what_sets(kernels)),

@@ -92,7 +92,7 @@ def publish(folder):
     return (folder / "h9.md").read_text(), read_rows(folder / "h9.csv")
 
 
-def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path):
+def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path, printed):
     code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
     axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
     change = {"environment.code": code}
@@ -107,6 +107,7 @@ def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path):
         steps_s = [float(row["step_s"]) for row in processes if row["precision"] == cell["precision"]]
         assert float(cell["step_s"]) == pytest.approx(sum(steps_s) / 3)
         assert float(cell["step_low_s"]) < min(steps_s) < max(steps_s) < float(cell["step_high_s"])
+    assert "it has no figure" not in printed("report", tmp_path / "precision", "--reference", tmp_path / "h9.csv")
 
 
 def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_reference_for_them(
