@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, get_type_hints
@@ -45,8 +46,12 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer], pre
         trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
     )
     model, labels = _described(model, module), []
-    dtypes, known = {dtype_name(p.dtype) for p in parameters if p.is_floating_point()}, find_precision(precision)
-    model.dtype = ", ".join(sorted(dtypes)) if known and dtypes - {known.weights} else None
+    counts, known = Counter[str](), find_precision(precision)
+    for parameter in parameters:
+        if parameter.is_floating_point():
+            counts[dtype_name(parameter.dtype)] += parameter.numel()
+    if known and counts.keys() - {known.weights}:
+        model.dtype = ", ".join(name for name, _ in counts.most_common())
     if (recompute := getattr(module, "recompute_options", None)) is not None:
         model.checkpoint = recompute_words(**vars(recompute))
     for optimizer in optimizers:
@@ -132,8 +137,9 @@ def note_peak(run: RunRecord) -> None:
     gpu_name = run.environment.gpu.name if run.environment is not None else None
     precision, weights = str(run.precision), run.model.dtype
     if weights and not PRECISIONS[precision].is_mixed:
-        # Products have the dtype of the weights.
-        precision = next((p.name for p in PRECISIONS.values() if p.weights == p.compute == weights), "")
+        # Products have the dtype of the weights: of most of them, where a few, such as norms, have another.
+        most, _, _ = weights.partition(",")
+        precision = next((p.name for p in PRECISIONS.values() if p.weights == p.compute == most), "")
     if gpu_name and (peak := peak_flops(gpu_name, precision, str(run.matmul_precision), share)):
         flops.peak_flops_per_s, flops.peak_source = peak.flops_per_s, peak.source
 

@@ -229,7 +229,7 @@ class Model:
     parameter_count: Count = about("Number of parameters.", "parameters")
     trainable_parameter_count: Count = about("Number of parameters that get a gradient.", "trainable parameters")
     dtype: Text = about(
-        "Dtypes of the parameters; null where they are that of the precision.",
+        "Dtypes of the parameters, that of most first; null where all have that of the precision.",
         "parameters in",
     )
     vocab_size: Count = about("Size of the vocabulary: rows of the embedding.", "vocab")

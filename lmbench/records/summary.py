@@ -194,7 +194,7 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
         values, host_values = _values(steps, f"{span}_s"), _values(steps, f"{span}_host_s")
         if not values:
             continue
-        if len(values) < len(steps) and span != "step":
+        if span != "step":
             # Phases sum to the step, also where only some steps have an update.
             values = [getattr(step, f"{span}_s") or 0.0 for step in steps]
             host_values = host_values and [getattr(step, f"{span}_host_s") or 0.0 for step in steps]

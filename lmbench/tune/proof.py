@@ -49,12 +49,13 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
     exit_code: int = ExitCode.OK
     if best is not None and best.step is not None:
         point, step = best.point, best.step
+        measured = f"{gib(step.peak_bytes)} measured, " if step.peak_bytes else ""
         lines = [
             Line(
                 "proven",
                 f"batch {point.recipe.batch_size} x {point.recipe.micro_batches}, recomputed: {point.recipe.words}",
             ),
-            Line("peak", f"{gib(step.peak_bytes)} measured, {gib(point.peak_bytes)} predicted"),
+            Line("peak", f"{measured}{gib(point.peak_bytes)} predicted"),
             Line("step", f"{milliseconds(step.step_s)} ms measured, {milliseconds(point.work)} ms predicted"),
             use_line(path),
         ]

@@ -1,4 +1,4 @@
-"""Padding in a batch, told beside the tokens per second, and the batch that FLOPs are counted on."""
+"""Padding in a batch, told beside the tokens per second, the batch that FLOPs are counted on, and dtypes of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from fit_process import measure_here
 from strangers import OwnLoaders, TokenModel
 
-from lmbench.instruments.subject import padding_of
+from lmbench.instruments.subject import describe_model, note_peak, padding_of
+from lmbench.precision import named_gpu
+from lmbench.records.run import RunEnvironment, RunRecord
 
 IDS = torch.arange(8)
 LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
@@ -66,3 +68,27 @@ def test_a_batch_without_tokens_tells_no_flops_a_token():
 
     record = measure_here(Without(), steps=4).record
     assert (record.outcome, record.window.tokens, record.flops.per_token_flops) == ("ok", None, None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "halved", "dtype", "peak"),
+    [
+        # 450 of 850 parameters, or 400.
+        ("bf16-true", 1, "bfloat16, float32", "bf16"),
+        ("32-true", 1, "bfloat16, float32", "bf16"),
+        ("bf16-mixed", 0, "float32, bfloat16", "bf16"),
+        ("bf16-true", None, "float32", "fp32"),
+        ("32-true", None, None, "fp32"),
+    ],
+)
+def test_weights_of_another_dtype_than_the_precisions_are_told_and_most_of_them_set_the_peak(
+    precision, halved, dtype, peak
+):
+    module = TokenModel()
+    if halved is not None:
+        module.body[halved].to(torch.bfloat16)
+    run = RunRecord(1, "ok", environment=RunEnvironment(), precision=precision, matmul_precision="highest")
+    run.environment.gpu.name = "NVIDIA H200"
+    run.model = describe_model(module, [], precision)
+    note_peak(run)
+    assert (run.model.dtype, run.flops.peak_flops_per_s) == (dtype, named_gpu("NVIDIA H200").flops_per_s(peak))

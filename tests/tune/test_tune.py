@@ -228,6 +228,8 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     assert [row["predicted_step_s"] for row in rows] == sorted(row["predicted_step_s"] for row in rows)
     (best,) = [row for row in rows if row["outcome"] == "the answer"]
     assert best["step_s"] == min(row["step_s"] for row in rows)
+    # A CPU has no memory of a device to measure.
+    assert ["peak", "1.0 MiB predicted"] in answer["headline"]
     # Times of blocks predict the time of the whole.
     assert all(0.3 < row["predicted_step_s"] / row["step_s"] < 3 for row in rows)
     tuned = yaml.safe_load(Path("results/tune-own/tuned.yaml").read_text())
