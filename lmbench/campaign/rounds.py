@@ -122,8 +122,7 @@ class Rounds:
             is_first = not self.advice
             self._advise(cell, round_s)
             if is_first:
-                is_alone = self.title == COMPARE
-                whole = f", --budget {budget_text(elapsed_s + self.more_s)}" if is_alone else ""
+                whole = f", --budget {budget_text(elapsed_s + self.more_s)}" if self.title == COMPARE else ""
                 self._sweep.progress.keep(f"{self.advice}{whole}")
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
         if self.budget_s == math.inf:

@@ -237,9 +237,11 @@ class Stages:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
             else:
                 useful.append(axis)
-        for name in [axis.name for axis in axes if axis.is_users]:
-            if name not in [axis.name for axis in narrowed]:
-                left_out.append(f"{name}: this configuration has no such option, or the value already")
+        left_out += [
+            f"{axis.name}: this configuration has no such option, or the value already"
+            for axis in axes
+            if axis.is_users and axis.name not in [other.name for other in narrowed]
+        ]
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)

@@ -237,8 +237,7 @@ def ceiling(
     from lmbench.kernels.recording.ceiling import measure_ceiling
     from lmbench.kernels.recording.collectives import measure_collectives
 
-    rates = measure_collectives(ranks, read_budget(budget)) if collectives else []
-    record = measure_ceiling(sustained_s, rates)
+    record = measure_ceiling(sustained_s, measure_collectives(ranks, read_budget(budget)) if collectives else [])
     return ceiling_answer(record, store_ceiling(record, results_dir))
 
 

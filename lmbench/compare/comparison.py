@@ -173,8 +173,7 @@ class Comparison(Struct):
     @property
     def verdict(self) -> str:
         """The gravest of the cells' verdicts; `undecided` without cells."""
-        words = [cell.verdict for cell in self.cells]
-        return next((word for word in EXIT_CODES if word in words), UNDECIDED)
+        return next((word for word in EXIT_CODES if word in [cell.verdict for cell in self.cells]), UNDECIDED)
 
 
 def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comparison:

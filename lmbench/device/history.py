@@ -39,8 +39,7 @@ class History:
     def peaks(self) -> list[int]:
         """The peaks of allocated, requested and reserved bytes by the allocator's own counters since their reset."""
         stats = torch.cuda.memory_stats(self._device)
-        names = ("allocated", "requested", "reserved")
-        return [stats.get(f"{name}_bytes.all.peak", 0) for name in names]
+        return [stats.get(f"{name}_bytes.all.peak", 0) for name in ("allocated", "requested", "reserved")]
 
     def write(self, path: Path) -> None:
         """Write the history as a pickle, whole or not at all. Raises OSError."""

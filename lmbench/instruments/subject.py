@@ -50,8 +50,9 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer], pre
     for parameter in parameters:
         if parameter.is_floating_point():
             counts[dtype_name(parameter.dtype)] += parameter.numel()
-    if known and counts.keys() - {known.weights}:
-        model.dtype = ", ".join(name for name, _ in counts.most_common())
+    is_usual = known is None or counts.keys() <= {known.weights}
+    # Not the `dtype` of a user's `describe`.
+    model.dtype = None if is_usual else ", ".join(name for name, _ in counts.most_common())
     if (recompute := getattr(module, "recompute_options", None)) is not None:
         model.checkpoint = recompute_words(**vars(recompute))
     for optimizer in optimizers:

@@ -142,8 +142,7 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     yield make_guard("outputs", _lacks(training.depends_on_batch))
     pairs = list(pairwise(step.loss for step in steps if step.stage == "window" and step.loss is not None))
     repeated = sum(before == after for before, after in pairs)
-    is_known = pairs and run.mode == "train_step"
-    yield make_guard("repeated_losses", repeated / len(pairs) if is_known else None)
+    yield make_guard("repeated_losses", repeated / len(pairs) if pairs and run.mode == "train_step" else None)
 
     skips, precision = [step.is_skipped for step in steps if step.stage == "window"], find_precision(str(run.precision))
     count = sum(map(bool, skips))

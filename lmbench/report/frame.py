@@ -210,8 +210,7 @@ class Frame:
     @cached_property
     def ok(self) -> dict[int, list[StoredRun]]:
         """The shown runs of each cell that ended well, on which all statistics rest; cells without one are left out."""
-        ok = {cell: self.runs_of(cell, "ok") for cell in self.rows}
-        return {cell: runs for cell, runs in ok.items() if runs}
+        return {cell: runs for cell in self.rows if (runs := self.runs_of(cell, "ok"))}
 
     def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
         """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""

@@ -155,8 +155,7 @@ class Candidate:
         if left_out and not usable:
             # Repeats that were skipped for the first one's failure never started, and come before it.
             self.problem = self.problem or left_out[-1].reason
-        costs = [goal.cost(run.record) for run in usable]
-        return [cost for cost in costs if cost]
+        return [cost for run in usable if (cost := goal.cost(run.record))]
 
     def cost(self, goal: Goal) -> float:
         """The geometric mean of the costs; infinite for a candidate that cannot be the answer."""
