@@ -97,7 +97,7 @@ class Stages:
         # With the mark of a sweep, a run leaves it to the server to end what it started.
         self.executor = LocalExecutor({SWEEP: str(self.path)}, is_lasting=True)
 
-    def tune(self, axes: Sequence[Axis], trusts: bool = False) -> Tuning:
+    def tune(self, axes: Sequence[Axis], trusts: bool) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
 
         Args:

@@ -52,7 +52,7 @@ def check_about(about: Iterable[str], runs: Runs) -> None:
             raise UsageError(f"--about {name}: these runs record nothing of that name{suggest(name, recorded)}")
 
 
-def invalid_reasons(a: Runs, b: Runs, about: Sequence[str] = (), by_rounds: bool = False) -> list[str]:
+def invalid_reasons(a: Runs, b: Runs, about: Sequence[str], by_rounds: bool) -> list[str]:
     """The reasons why runs of A and B are not comparable, a line each; empty if they are.
 
     Args:

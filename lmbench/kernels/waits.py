@@ -65,7 +65,7 @@ def cause_text(waits: pd.DataFrame, cause: str) -> str:
     return f"{_cause_words(waits, cause)}{share_text} {shortened(place, _PLACE_WIDTH)}".rstrip()
 
 
-def remedy(waits: pd.DataFrame, cause: str, is_data: bool = False) -> str:
+def remedy(waits: pd.DataFrame, cause: str, is_data: bool) -> str:
     """Text on how long devices waited for one cause, and what to do about it; `is_data` in a phase that gets data."""
     wait_s = waits.wait_s[waits.cause == cause].sum()
     function = _users_function(_largest_place(waits, cause)[0], cause)

@@ -62,7 +62,7 @@ def fields(kind: Kind) -> dict[str, SchemaField]:
     return {field.name: field for prefix, part in parts for field in _walk(part, prefix, prefix)}
 
 
-def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
+def _walk(record: Any, prefix: str, pattern: str, span: str = "") -> Iterator[SchemaField]:
     """Fields of a class, then those of its parts; a field without documentation is a part.
 
     Args:

@@ -121,7 +121,7 @@ class Group:
         return (self.sweep.name or self.home.name) if self.home else ""
 
 
-def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[Group]:
+def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
     """Read every run at or below the paths, without its steps; an unreadable run is kept as damaged.
 
     Args:
