@@ -215,37 +215,9 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
         UncountableError: the module cannot be copied, or does not run on fake tensors because shapes or branches depend
             on values, or it calls a raw extension.
     """
-    import torch
-    from lightning_utilities.core.apply_func import apply_to_collection
-    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    remarks, recomputed = dict[str, None](), [0]
-
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    is_all_trained = all(parameter.requires_grad for parameter, _ in gradients)
-
-    def fake_input(tensor: Any) -> Any:
-        fake = fake_mode.from_tensor(tensor)
-        # Where all is trained, a first layer of numbers counts as every other, as is usual for MFU.
-        return fake.requires_grad_() if has_backward and is_all_trained and fake.is_floating_point() else fake
-
     try:
-        # Without this a compiled module would be compiled for fake tensors.
-        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
-            with FakeCopyMode(fake_mode):
-                fake = _copy_to_count(module)
-            # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
-            fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
-            with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
-                method = getattr(fake, step)
-                loss = method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
-                forward = counter.get_total_flops()
-                if has_backward:
-                    (loss["loss"] if isinstance(loss, Mapping) else loss).backward()
+        forward, backward, recomputed, remarks = _fake_step_flops(module, batch, step, has_backward)
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
@@ -253,14 +225,49 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
         # Functions are not copied: one that the module keeps, or a recomputed block's, may hold its own parameters.
         for parameter, gradient in gradients:
             parameter.grad = gradient
-    backward = counter.get_total_flops() - forward - sum(recomputed)
     return FlopCount(
         round(forward / tokens),
         None,
         "; ".join([COUNTER_SOURCE, *remarks]),
-        round(sum(recomputed) / tokens) if has_backward else None,
+        round(recomputed / tokens) if has_backward else None,
         round(backward / tokens) if has_backward and backward != 2 * forward else None,
     )
+
+
+def _fake_step_flops(
+    module: nn.Module, batch: Any, step: str, has_backward: bool
+) -> tuple[int, int, int, Mapping[str, None]]:
+    """The FLOPs of forward and backward pass and of recomputing, and remarks on the count."""
+    import torch
+    from lightning_utilities.core.apply_func import apply_to_collection
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    remarks, recomputed = dict[str, None](), [0]
+    is_all_trained = all(parameter.requires_grad for parameter in module.parameters())
+
+    def fake_input(tensor: Any) -> Any:
+        fake = fake_mode.from_tensor(tensor)
+        # Where all is trained, a first layer of numbers counts as every other, as is usual for MFU.
+        return fake.requires_grad_() if has_backward and is_all_trained and fake.is_floating_point() else fake
+
+    # Without this a compiled module would be compiled for fake tensors.
+    with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
+        with FakeCopyMode(fake_mode):
+            fake = _copy_to_count(module)
+        # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
+        fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
+        with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
+            method = getattr(fake, step)
+            loss = method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+            forward = counter.get_total_flops()
+            if has_backward:
+                (loss["loss"] if isinstance(loss, Mapping) else loss).backward()
+    backward = counter.get_total_flops() - forward - sum(recomputed)
+    return forward, backward, sum(recomputed), remarks
 
 
 def _formulas() -> dict[Any, Any]:

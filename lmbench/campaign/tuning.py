@@ -237,11 +237,9 @@ class Stages:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
             else:
                 useful.append(axis)
-        left_out += [
-            f"{axis.name}: this configuration has no such option, or the value already"
-            for axis in axes
-            if axis.is_users and axis.name not in [other.name for other in narrowed]
-        ]
+        for name in [axis.name for axis in axes if axis.is_users]:
+            if name not in [axis.name for axis in narrowed]:
+                left_out.append(f"{name}: this configuration has no such option, or the value already")
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
@@ -260,12 +258,7 @@ class Stages:
             self.predict(candidates)
             fitting = [candidate for candidate in candidates if not candidate.problem]
             self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, fitting, _SEARCH, repeats)
-            for candidate in fitting:
-                # Finals, and trainings from as many seeds.
-                proof_s = 2 * _ROUNDS * candidate.record.cost_s if candidate.record else 0.0
-                if not candidate.problem and proof_s > (1 - _SEARCH) * self.budget_s:
-                    candidate.problem = f"too slow to start: a proof takes {duration(proof_s)}"
-                    left_out.append(f"{candidate.trial}: {candidate.problem}; a larger --budget has time for it")
+            left_out.extend(self.refuse_unprovable(fitting))
             measured.extend(candidates)
             if not any(candidate.runs for candidate in candidates):
                 return
@@ -275,6 +268,15 @@ class Stages:
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
+
+    def refuse_unprovable(self, candidates: Sequence[Candidate]) -> Iterator[str]:
+        """Set the problem of candidates whose proof does not fit the time after the search; yields a line for each."""
+        for candidate in candidates:
+            # Finals, and trainings from as many seeds.
+            proof_s = 2 * _ROUNDS * candidate.record.cost_s if candidate.record else 0.0
+            if not candidate.problem and proof_s > (1 - _SEARCH) * self.budget_s:
+                candidate.problem = f"too slow to start: a proof takes {duration(proof_s)}"
+                yield f"{candidate.trial}: {candidate.problem}; a larger --budget has time for it"
 
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
         """Measure candidates and check them. New runs replace a candidate's earlier ones."""
