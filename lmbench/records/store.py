@@ -121,8 +121,13 @@ class RunFolder:
 
     @property
     def unwritten_count(self) -> int:
-        """Number of steps that wait, and so are not in the file."""
-        return self._waiting.count(b"\n")
+        """Number of steps that a reader does not find in the file."""
+        return self._unread_lines.count(b"\n")
+
+    @property
+    def _unread_lines(self) -> bytes:
+        # A line that lacks only its end is found.
+        return self._waiting[1:] if self._waiting.startswith(b"\n") else self._partial_line + self._waiting
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
         """Write step records behind those that wait, one JSON object per line, in one write; never raises OSError."""
@@ -142,8 +147,8 @@ class RunFolder:
             self.error = error
 
     def waiting_steps(self) -> list[StepRecord]:
-        """The step records that are not in the file, or only in part."""
-        return list(map(decode_step, (self._partial_line + self._waiting).splitlines()))
+        """The step records that a reader does not find in the file."""
+        return list(map(decode_step, self._unread_lines.splitlines()))
 
     def close(self) -> None:
         """Try once more to write the steps that wait, and sync the file to the disk; never raises OSError."""
