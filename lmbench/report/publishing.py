@@ -46,9 +46,10 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
         UsageError: there is no result, or the files cannot be written.
     """
     target = target.with_suffix("") if target.suffix in (".md", ".csv") else target
-    answers, name = _stored_answers(paths), target.name
+    stored, name = _stored_answers(paths), target.name
     # A folder may have answers alone.
-    with_runs = [path for path in paths if any(Path(path).rglob(RUN_FILE)) or not _stored_answers([path])]
+    folders = {file.parent for file in stored}
+    with_runs = [path for path in paths if Path(path) not in folders or any(Path(path).rglob(RUN_FILE))]
     sections = read_sections(with_runs, catalogue) if with_runs else []
     gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
     title = f"lmbench on {', '.join(sorted(gpus))}" if gpus else name
@@ -59,10 +60,15 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
         "the 95 % interval of its mean step, and a row for each process.\n\n"
     )
     parts = [_page_section(section, catalogue) for section in sections]
-    page += render(Answer(sections=[*parts, *answers]), "markdown")
+    page += render(Answer(sections=[*parts, *stored.values()]), "markdown")
     records = [
         *cells_table(rows, catalogue).records(),
-        *({"sweep": answer.title, **row} for answer in answers for table in answer.tables for row in table.records()),
+        *(
+            {"sweep": answer.title, **row}
+            for answer in stored.values()
+            for table in answer.tables
+            for row in table.records()
+        ),
     ]
     try:
         write_whole(Path(f"{target}.md"), page)
@@ -72,15 +78,15 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     return Answer(headline=[Line("written", f"{target}.md, {target}.csv", is_whole=True), *_doubts(sections)])
 
 
-def _stored_answers(paths: Iterable[str]) -> list[Answer]:
-    """The answers that lie in the folders as JSON; other files are passed over."""
-    answers = []
+def _stored_answers(paths: Iterable[str]) -> dict[Path, Answer]:
+    """The answers that lie in the folders as JSON, by their files; other files are passed over."""
+    answers = {}
     for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
         with suppress(DamagedRecord):
             stored = read_packed(file, _StoredAnswer)
             tables = [rows_table(name, rows) for name, rows in stored.tables.items()]
             headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
-            answers.append(Answer(headline, tables, notes, title=file.stem))
+            answers[file] = Answer(headline, tables, notes, title=file.stem)
     return answers
 
 
