@@ -17,7 +17,7 @@ from lmbench.campaign.sides import SideOptions, two_sides
 from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import next_suspect, probabilities_of
-from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Comparison, interval
+from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.git import git_output
 from lmbench.records.store import SWEEP_FILE
@@ -100,16 +100,16 @@ class Bisection:
 
     def _without_search(self, ends: Comparison) -> Answer:
         """The answer where the ends do not differ for certain: no suspect is measured."""
-        whys = {
-            SAME: "nothing to find: the ends are the same",
-            INVALID: "nothing to search: the ends cannot be compared",
-            UNDECIDED: "the ends do not differ for certain; give a longer --budget",
-        }
-        word = INVALID if ends.step is None else ends.verdict
-        why = whys.get(word, f"no change above ±{percent_short(self.tolerance)} is shown; give a lower --gate")
+        if ends.verdict == SAME:
+            why, code = "nothing to find: the ends are the same", ExitCode.OK
+        elif ends.verdict == INVALID or ends.step is None:
+            why, code = "nothing to search: the ends cannot be compared", ExitCode.INVALID
+        elif ends.verdict == UNDECIDED:
+            why, code = "the ends do not differ for certain; give a longer --budget", ExitCode.UNDECIDED
+        else:
+            limit = percent_short(self.tolerance)
+            why, code = f"no change above ±{limit} is shown; give a lower --gate", ExitCode.UNDECIDED
         headline = [Line("answer", why), Line("ends", f"{ends.verdict}: {ends.reason}")]
-        # A change that is too small for the search is left open, too.
-        code = EXIT_CODES[word if word in whys else UNDECIDED]
         return Answer(headline, figures={"first": None, "why": why}, exit_code=code)
 
     def _folder(self, a: Suspect, b: Suspect, name: str = "") -> Path:

@@ -162,7 +162,8 @@ class Sweep:
         later = upload_command(self._folder.path, filings)
         modes = {filing.mode for filing in filings}
         try:
-            write_whole(self._folder.path / CELLS_FILE, render(report_on([self._folder.path], make_catalogue()), "csv"))
+            cells = report_on([self._folder.path], make_catalogue())
+            write_whole(self._folder.path / CELLS_FILE, render(cells, "csv"))
             if modes == {"offline"}:
                 write_new(find_runs([self._folder.runs]))
                 print(shown(f"W&B: offline, beside the results; upload: {later}"))

@@ -300,7 +300,8 @@ def fake_ranks(world_size: int, tracker: Tracker) -> Iterator[None]:
         # The original would make a gloo process group.
         stack.enter_context(patch.object(data_connector, "_InfiniteBarrier", nullcontext))
         for owner, name, category in _FSDP2:
-            stack.enter_context(patch.object(owner, name, tracker.making(category)(getattr(owner, name))))
+            function = tracker.making(category)(getattr(owner, name))
+            stack.enter_context(patch.object(owner, name, function))
         yield
 
 

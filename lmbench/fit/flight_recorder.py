@@ -59,7 +59,8 @@ def read_stop(folder: Path, count: int) -> str | None:
 def _read(path: Path) -> list[Collective]:
     """The collectives that a rank wrote, oldest first; none where there is no such file, or a damaged one."""
     try:
-        return msgspec.convert(plain_unpickled(read_file(path, _MAX_FILE_BYTES)), FlightRecord, strict=False).entries
+        content = plain_unpickled(read_file(path, _MAX_FILE_BYTES))
+        return msgspec.convert(content, FlightRecord, strict=False).entries
     except Exception:
         # A rank may have been killed while it wrote, and a damaged pickle can raise any error.
         return []

@@ -164,7 +164,8 @@ def read_host() -> HostReading:
 def waited_s(native_id: int) -> float | None:
     """Time in which a thread of this process was ready to run and had no core; None where the system does not tell."""
     with suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) * 1e-9
+        text = Path(f"/proc/self/task/{native_id}/schedstat").read_text()
+        return int(text.split()[1]) * 1e-9
     return None
 
 

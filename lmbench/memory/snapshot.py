@@ -183,7 +183,8 @@ def read_snapshot(path: Path) -> Snapshot:
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        snapshot = msgspec.convert(plain_unpickled(read_file(path, MAX_FILE_BYTES, follows_links=True)), Snapshot)
+        content = read_file(path, MAX_FILE_BYTES, follows_links=True)
+        snapshot = msgspec.convert(plain_unpickled(content), Snapshot)
     except Unreadable as error:
         raise UsageError(f"{path}: {error}") from None
     except Exception as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from multiprocessing import Pipe
@@ -20,7 +20,7 @@ import msgspec
 import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from lmbench.progress import progress
+from lmbench.progress import Task, progress
 from lmbench.python_process import KEPT_HEAP, PAIR, TURNS, ProcessFailed, kill_processes_below, run_python
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -161,24 +161,11 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
             f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false "
             "--trainer.use_distributed_sampler=false"
         )
-        options, pairs = [*fit_options, *fixed.split()], list[Pair]()
-        # Ranks that wait for their turn would keep their GPUs busy.
-        fits_together = pilot.world_size == 1
+        pairs = list[Pair]()
         try:
-            for index, arm in product(range(rounds), arms):
-                task.begin(arm)
-                place = folder / f"{arm}-{index}"
-                if fits_together:
-                    try:
-                        measured = _in_turns(arm, options, place, task.note)
-                    except ProcessFailed as failure:
-                        task.keep(f"two processes do not run together ({failure}): they are measured one by one")
-                        fits_together = False
-                if not fits_together:
-                    measured = _one_by_one(arm, options, place, task.note, is_bare_first=index % 2 == 1)
-                pairs.append(pair_of(arm, index, *measured))
-                over_s = pairs[-1].step_s - pairs[-1].bare_s
-                task.keep(f"round {index + 1} of {rounds}, {arm}: {over_s * 1e3:+.3f} ms/step over bare")
+            # Ranks that wait for their turn would keep their GPUs busy.
+            for pair in _pairs(arms, rounds, [*fit_options, *fixed.split()], folder, pilot.world_size == 1, task):
+                pairs.append(pair)
         except (KeyboardInterrupt, SystemExit):
             complete = len(pairs) // len(arms)
             if complete < _LEAST_ROUNDS:
@@ -186,6 +173,26 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
             task.keep(f"interrupted: the answer is of {complete} of {rounds} rounds")
             pairs = pairs[: complete * len(arms)]
         return overhead_answer(pilot, pairs, command)
+
+
+def _pairs(
+    arms: Sequence[Arm], rounds: int, options: list[str], folder: Path, fits_together: bool, task: Task
+) -> Iterator[Pair]:
+    """Measure the pairs of all rounds, in turns where two processes fit."""
+    for index, arm in product(range(rounds), arms):
+        task.begin(arm)
+        place = folder / f"{arm}-{index}"
+        if fits_together:
+            try:
+                measured = _in_turns(arm, options, place, task.note)
+            except ProcessFailed as failure:
+                task.keep(f"two processes do not run together ({failure}): they are measured one by one")
+                fits_together = False
+        if not fits_together:
+            measured = _one_by_one(arm, options, place, task.note, is_bare_first=index % 2 == 1)
+        pair = pair_of(arm, index, *measured)
+        task.keep(f"round {index + 1} of {rounds}, {arm}: {(pair.step_s - pair.bare_s) * 1e3:+.3f} ms/step over bare")
+        yield pair
 
 
 def _in_turns(arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None]) -> tuple[ArmWindow, ArmWindow]:

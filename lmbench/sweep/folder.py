@@ -202,7 +202,8 @@ def _lock_byte(file: TextIO, position: int) -> None:
     Raises:
         BlockingIOError: another process has locked it.
     """
-    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0))
+    flock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, flock)
 
 
 def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:

@@ -75,8 +75,9 @@ class Slurm:
         return text
 
     def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
+        executor = self._submitter(needs, folder)
         # execv replaces submitit's process, which ignores SIGTERM and hides the command's exit code.
-        jobs = self._submitter(needs, folder).map_array(os.execv, [command[0] for command in commands], commands)
+        jobs = executor.map_array(os.execv, [command[0] for command in commands], commands)
         return [job.job_id for job in jobs]
 
     def states(self, tasks: Sequence[str], folder: Path) -> dict[str, TaskState]:

@@ -61,7 +61,8 @@ def tuned_config(options: Options) -> str:
     """
     changes = dict(options)
     path = find_config(str(changes.pop(CONFIG)))
-    return yaml.safe_dump(with_options(masked_whole(read_yaml(path, str(path))[1]), changes), sort_keys=False)
+    settings = masked_whole(read_yaml(path, str(path))[1])
+    return yaml.safe_dump(with_options(settings, changes), sort_keys=False)
 
 
 def use_line(path: Path) -> Line:

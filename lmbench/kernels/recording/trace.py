@@ -72,7 +72,8 @@ class Recording:
             raise UsageError("a profiler is running in this process already; stop it, or drop the KernelProfiler")
         # Keep Kineto from printing to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        self._profile = profile(activities=[ProfilerActivity.CPU, *self._device.activities], acc_events=True)
+        activities = [ProfilerActivity.CPU, *self._device.activities]
+        self._profile = profile(activities=activities, acc_events=True)
         self._profile.prepare_trace()
 
     def start(self) -> None:
@@ -110,7 +111,8 @@ class Recording:
         if modules is None:
             # Once prepared, Kineto only stops after it was started.
             profiler.start_trace()
-        notes = TraceNotes(1, self.steps, modules.classes if modules else {}, self._origins.graphs)
+        classes = modules.classes if modules else {}
+        notes = TraceNotes(1, self.steps, classes, self._origins.graphs)
         profiler.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
         profiler.stop_trace()
         return _write(profiler, file) if self.steps else None
