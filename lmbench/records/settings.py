@@ -38,9 +38,9 @@ _FIELD_OF = {
     "trainer.devices": "world_size",
 }
 _BRIEF_LENGTH = 60
-#: Environment variables that only name a path end in one of `_PATHS`, those that only repeat a setting begin with one
-#: of `_REPEATED`.
-_PATHS = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE")
+#: Environment variables that only name a path, or the version of a container's library, end in one of `_NAMES`; those
+#: that only repeat a setting begin with one of `_REPEATED`.
+_NAMES = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE", "_VERSION")
 _REPEATED = ("TORCHELASTIC_",)
 
 
@@ -102,7 +102,7 @@ def variables_of(record: RunRecord) -> dict[str, str] | None:
     if record.environment is None or (variables := record.environment.variables) is None:
         return None
     return {
-        name: value for name, value in variables.items() if not name.endswith(_PATHS) and not name.startswith(_REPEATED)
+        name: value for name, value in variables.items() if not name.endswith(_NAMES) and not name.startswith(_REPEATED)
     }
 
 
