@@ -10,7 +10,8 @@ working directory. And it marks its children as children of a main process, whic
 The arguments are two file descriptors: a connection of `multiprocessing`, and a pipe that closes when the sweep ends.
 The server first sends the folder of its lmbench. A request is a list of processes to fork, each with its words, its
 variables, the path of its log, and whether the end of a pipe follows. The server sends their ids. When all have ended,
-it sends their exit codes, or minus the numbers of the signals that ended them.
+it sends their exit codes, or minus the numbers of the signals that ended them. What a run imported of some packages is
+imported before the next request's forks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -39,6 +40,8 @@ from typing import NoReturn
 _PR_SET_CHILD_SUBREAPER = 36
 #: A server that no request reaches for so long has time to spare.
 _IDLE_S = 1.0
+#: Packages that take seconds to import, and that a run imports only if it needs them.
+_INHERITED = {"transformers", "torchao"}
 
 
 def end_with(fd: int) -> None:
@@ -74,11 +77,16 @@ def import_inductor() -> None:
     On the host of an H200 this takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU it takes
     1 s, beside half a minute of a C++ compiler.
     """
-    # An Inductor that is broken is reported by the runs that use it.
-    with contextlib.suppress(Exception):
-        if "torch" in sys.modules and _has_gpu_after_fork():
-            importlib.import_module("torch._inductor.compile_fx")
-            freeze()
+    if _leaves_gpu([], needs_gpu=True):
+        import_modules(["torch._inductor.compile_fx"])
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import modules that forks then have. One that is broken is reported by the runs that use it."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    freeze()
 
 
 def freeze() -> None:
@@ -87,24 +95,38 @@ def freeze() -> None:
     gc.freeze()
 
 
-def _has_gpu_after_fork() -> bool:
-    """Whether there is a GPU that forks can use after their parent has called `torch.cuda.is_available`.
+def _leaves_gpu(names: Iterable[str], needs_gpu: bool = False) -> bool:
+    """Whether forks can use the GPU after their parent has imported modules and called `torch.cuda.is_available`.
 
-    Importing Inductor calls that. It usually asks NVML; where PyTorch has to ask CUDA instead, a fork cannot use CUDA
-    any more. A fork tries it here, so that this process stays as it is.
+    Importing Inductor calls that. It usually asks NVML; where PyTorch has to ask CUDA instead, or a module starts CUDA,
+    a fork cannot use CUDA any more. A fork tries it here, so that this process stays as it is.
+
+    Args:
+        names: the modules to try.
+        needs_gpu: whether the answer is no where there is no GPU.
     """
-    cuda = sys.modules["torch"].cuda
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.backends.cuda.is_built():
+        return not needs_gpu
     trial = os.fork()
     if not trial:
-        is_available = cuda.is_available()
-        fork = os.fork()
-        os._exit(os.waitpid(fork, 0)[1] != 0 if fork else not is_available or cuda._is_in_bad_fork())
+        is_left = False
+        try:
+            import_modules(names)
+            is_available, fork = torch.cuda.is_available(), os.fork()
+            if not fork:
+                os._exit(torch.cuda._is_in_bad_fork())
+            is_left = os.waitpid(fork, 0)[1] == 0 and (is_available or not needs_gpu)
+        finally:
+            os._exit(not is_left)
     return os.waitpid(trial, 0)[1] == 0
 
 
 def serve(sweep: Connection, tie: int) -> list[str]:
     """Fork for each request. Returns only in a fork, with the words of its command line. The server never returns."""
     pids: list[int] = []
+    heard, told = os.pipe()
+    os.set_blocking(heard, False)
     while True:
         try:
             if not sweep.poll(_IDLE_S):
@@ -117,6 +139,10 @@ def serve(sweep: Connection, tie: int) -> list[str]:
         for pid in pids:
             os.waitpid(pid, 0)
         pids = []
+        with contextlib.suppress(BlockingIOError):
+            names = set(os.read(heard, 1 << 16).decode().split()) - set(sys.modules)
+            if names and _leaves_gpu(names):
+                import_modules(names)
         for (words, variables, log, _), pipe in zip(request, pipes, strict=True):
             pid = os.fork()
             if not pid:
@@ -126,6 +152,7 @@ def serve(sweep: Connection, tie: int) -> list[str]:
                     if fd is not None and fd != pipe:
                         os.close(fd)
                 become_command({**variables, "LMBENCH_TURNS_PIPE": str(pipe)} if pipe else variables, log, tie)
+                atexit.register(tell_imports, told, set(sys.modules))
                 return list(words)
             pids.append(pid)
         for fd in filter(None, pipes):
@@ -151,6 +178,12 @@ def become_command(variables: dict[str, str], log: str, tie: int) -> None:
     os.environ.update(variables)
     # The server's choice is still stored here, and the variables name another folder.
     tempfile.tempdir = None
+
+
+def tell_imports(told: int, known: set[str]) -> None:
+    """In a fork: write the names of the modules that later forks may inherit."""
+    names = [name for name in {*sys.modules} - known if name.partition(".")[0] in _INHERITED]
+    os.write(told, " ".join(["", *names, ""]).encode())
 
 
 def be_lmbench(words: list[str]) -> NoReturn:

@@ -120,6 +120,15 @@ def test_a_fork_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path
     assert (temporary, Path(of_server).is_dir(), Path(own).exists()) == (str(tmp_path), True, False)
 
 
+def test_a_package_that_a_run_had_to_import_is_there_in_later_runs(machine):
+    (machine.folder / "transformers.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    expression = "__import__('transformers').IMPORTED_BY, os.getpid(), os.getppid()"
+    by, own, _ = machine.printed(expression)
+    assert by == own
+    by, _, server = machine.printed(expression)
+    assert by == server
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "last_line"),
     yaml.safe_load("""
