@@ -299,6 +299,9 @@ def details(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "compiled",
+            not run.compile.is_enabled
+            and run.compile.graph_count
+            and f"by the module: {run.compile.graph_count} graphs",
             breaks
             and f"with graph breaks: {breaks}; what lies between graphs runs eagerly, and "
             "--trainer.compile.fullgraph true tells where",
