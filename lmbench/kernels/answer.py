@@ -136,8 +136,7 @@ def _headline(findings: KernelFindings, top: int) -> list[Line]:
     phases = findings.phases.dropna(subset="verdict")
     phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s].nlargest(_TOP, "window_s")
     for phase, clock in phases.iterrows():
-        is_same = clock.lag_verdict in (None, clock.verdict)
-        lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
+        lag = "" if clock.lag_verdict in (None, clock.verdict) else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
         lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
     hidden_s = total.comm_s - total.comm_exposed_s
@@ -225,8 +224,7 @@ def _tables(findings: KernelFindings) -> list[Table]:
     for axis in ("kind", "part"):
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
         times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
-        order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
-        rows = times.loc[order].reset_index()
+        rows = times.loc[sorted(times.index, key=KINDS.index if axis == "kind" else part_order)].reset_index()
         tables.append(table("kernels/axes", rows, name=f"{axis}s", title="Kernel time", axis=axis, per=per))
     tables += [table("kernels/kernels", work.kernels(phase), per=per, phase=phase) for phase in long.index]
     if len(findings.annotations):

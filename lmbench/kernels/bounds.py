@@ -52,10 +52,9 @@ def bounds_answer(source: str) -> Answer:
     ranks = run.world_size or 1
     if ranks == 1:
         ranks = max(rate.ranks for rate in ceiling.collectives)
-    rows = _rows(run, ceiling, ranks)
     return Answer(
         [Line("run", f"{loaded.path.name}, strategy {_strategy(run)}, ranks {run.world_size or 1}")],
-        [table("kernels/bounds", rows, ranks=ranks, tokens=f"{_tokens(run):,.0f}")],
+        [table("kernels/bounds", _rows(run, ceiling, ranks), ranks=ranks, tokens=f"{_tokens(run):,.0f}")],
         [Line("ceiling", str(path), is_whole=True)],
     )
 

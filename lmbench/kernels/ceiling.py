@@ -177,8 +177,7 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
         shorter_s = collectives[["seconds", "compute_s"]].min(axis=1)
         collectives["hidden_fraction"] = (hidden_s / shorter_s).clip(upper=1.0)
         tables.append(table("kernels/measured_collectives", collectives))
-        largest_bytes = collectives.groupby(["collective", "ranks"]).message_bytes.max()
-        if largest_bytes.min() < 0.9 * MESSAGES_BYTES[-1]:
+        if collectives.groupby(["collective", "ranks"]).message_bytes.max().min() < 0.9 * MESSAGES_BYTES[-1]:
             notes.append(Line("left out", "larger messages, which would take longer than --budget allows"))
     device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
     return Answer([Line("device", device)], tables, notes, figures=as_dict(record))

@@ -78,11 +78,9 @@ def phase_clocks(graph: Graph) -> Clocks:
     (trace,) = graph.traces.values()
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
-        nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing)
+        return Clocks(*[pd.DataFrame()] * 4)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
-    is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
-    queue = kernels[is_queued]
+    queue = kernels[kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())]
     (span,) = graph.activities[["start_ns", "end_ns"]][graph.activities.kind == "steps"].to_numpy() - trace.shift_ns
     devices = [_device_pieces(rows, span) for _, rows in queue.groupby("device", sort=False)]
     busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))
@@ -142,8 +140,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
     is_comm, is_compute = (queue.kind == "comm").to_numpy(), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
     # Of kernels at once, one with a launch goes before one without, one that computes before the others, then the
     # earlier launch.
-    rank = np.empty_like(position)
-    rank[np.lexsort((launch_start, ~is_compute, (queue.launch == NONE).to_numpy()))] = position
+    rank = np.argsort(np.lexsort((launch_start, ~is_compute, (queue.launch == NONE).to_numpy())))
 
     def owned(time: str, members: Integers, rank: Integers) -> pd.DataFrame:
         """The time of these kernels in pieces that one kernel each owns, that with the lowest rank."""
@@ -190,8 +187,7 @@ def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     phase = take(trace.kernels.phase, pause.before.to_numpy(), OUTSIDE)
     pieces["phase"] = np.where(pieces.cause == GAPS, phase, pieces.phase)
     pieces = pieces[pieces.time != ""]
-    told_ns = pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
-    rest_ns = pauses.end_ns - pauses.start_ns - told_ns
+    rest_ns = pauses.end_ns - pauses.start_ns - pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
     phase = take(trace.kernels.phase, pauses.after.to_numpy(), trace.timeline.at(pauses.start_ns.to_numpy()))
     rest = pd.DataFrame({"time": "other_idle_s", "ns": rest_ns, "phase": phase, "device": pauses.device})
     return pd.concat([pieces, rest[rest.ns > 0]], ignore_index=True)

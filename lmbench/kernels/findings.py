@@ -82,11 +82,10 @@ class KernelFindings:
         launches = counts["captured_launch_count"]
         if why := self.why_no_kernels:
             return [make_guard("device_recorded", launches or None, why=why), *guards]
-        window_s = self.clocks.total.window_s * self.graph.steps
         figures = {
             "kernels_without_launch": counts["without_launch_fraction"],
             "launches_without_kernel": counts["launch_without_kernel_count"] / max(launches, 1),
-            "kernels_before_launch": counts["before_launch_s"] / (window_s or 1.0),
+            "kernels_before_launch": counts["before_launch_s"] / (self.clocks.total.window_s * self.graph.steps or 1.0),
             "unclassified_kind": work.fraction("kind", UNCLASSIFIED),
         }
         if trace.timeline.source == "lmbench":
@@ -169,7 +168,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
         summaries[span] = {
             **clock,
             "kernel_s": work.total_s(span),
-            "kernel_count": sum(row["kernel_count"] for row in rows),
+            "kernel_count": float(kernels.kernel_count.sum()),
             "matmul_fraction": work.fraction("kind", MATMUL, span) if rows else None,
             "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
             "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
@@ -193,5 +192,5 @@ def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
     paths = traces_at([folder])
     if len(paths) > 1 and len(paths) == findings.trace.events.distributed.world_size:
         # The other ranks have written their traces: a collective is then told from the wait for the last rank.
-        return summarize(replace(findings, graph=graph_of([folder]))), findings.guards
+        findings = replace(findings, graph=graph_of([folder]))
     return summarize(findings), findings.guards

@@ -33,16 +33,15 @@ def fused_trace(graph: Graph, pieces: pd.DataFrame) -> bytes:
 
 
 def _path_events(pieces: pd.DataFrame) -> list[Any]:
-    rows = pieces.sort_values("start_ns").to_dict("records")
     return [
-        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "critical path"}},
-        {"ph": "M", "name": "process_sort_index", "pid": 0, "tid": 0, "args": {"sort_index": -1}},
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "critical path"}},
+        {"ph": "M", "name": "process_sort_index", "pid": 0, "args": {"sort_index": -1}},
         *({
             "ph": "X", "cat": "path", "name": row["cause"], "pid": 0, "tid": 0, "ts": row["start_ns"] / 1e3,
             "dur": row["ns"] / 1e3, "args": {
                 "rank": row["rank"], "phase": row["phase"], "part": row["part"], "name": short_name(row["name"]),
             },
-        } for row in rows),
+        } for row in pieces.sort_values("start_ns").to_dict("records")),
     ]  # fmt: skip
 
 

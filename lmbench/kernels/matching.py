@@ -53,9 +53,9 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
             task.begin(path.name)
             trace = load_trace(path)
             if (rank := _rank_of(trace)) is None or rank in traces:
-                problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
                 raise UsageError(
-                    f"{problem}: name files rank0.json.gz, ..., or give one of them alone; "
+                    f"{str(path)!r} does not tell its rank, or has that of another trace: "
+                    "name files rank0.json.gz, ..., or give one of them alone; "
                     "`lmbench compare --kernels A B` compares two"
                 )
             traces[rank] = trace
@@ -106,13 +106,13 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
             f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
             for group, messages in zip(kernels.group, kernels.messages, strict=True)
         ]
-        kernels = kernels.assign(
+        frames.append(kernels.assign(
             rank=rank, group=group, kernel=kernels.index,
             ended_ns=kernels.end_ns + float(trace.events.origin_ns - first_ns),
-        )  # fmt: skip
-        frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
+        ))  # fmt: skip
     matches = pd.concat(frames, ignore_index=True)
-    sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
+    stages = matches.groupby([*_STAGE, "rank"])
+    matches["order"], sequences = stages.cumcount(), stages.collective.agg(" ".join).groupby(_STAGE)
     is_matched = sequences.agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1).rename("is_matched")
     matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
     members = matches.groupby([*_STAGE, "order"], sort=False)

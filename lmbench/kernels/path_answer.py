@@ -98,9 +98,8 @@ def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
     joins = graph.links[graph.links.kind == "join"]
     if joins.empty:
         return path
-    on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
     # The links of a moment are in the order of their sources.
-    joins = joins[joins.target.isin(on_path)]
+    joins = joins[joins.target.isin(graph.links.target[[link for link, *_ in graph.measured.path]])]
     arrivals = pd.Series(graph.time_ns[joins.source]).groupby(joins.target.to_numpy())
     start_ns = arrivals.agg(lambda others: others.iloc[max(len(others) - 2, 0) // 2]).to_numpy()
     late = covered(*union(start_ns, arrivals.max().to_numpy()))
@@ -122,10 +121,8 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
-    text = (
-        f"launching: {milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
-    )
-    return [Line("", text)]
+    after = f"{milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
+    return [Line("", f"launching: {after}")]
 
 
 def _profiler_lines(simulation: WhatIf) -> list[Line]:
@@ -134,16 +131,17 @@ def _profiler_lines(simulation: WhatIf) -> list[Line]:
         return []
     step_s, shares = simulation.ask([])
     host = f"{milliseconds(simulation.host_s)} ms of the host instead of {milliseconds(simulation.traced_host_s)}"
-    text = f"{milliseconds(step_s)} ms per step with {host}: {_listed(shares * step_s, step_s)}"
-    return [Line("unprofiled", text)]
+    return [Line("unprofiled", f"{milliseconds(step_s)} ms per step with {host}: {_listed(shares * step_s, step_s)}")]
 
 
 def _slack_lines(simulation: WhatIf) -> list[Line]:
     """A line with the chains that are left if the device, or the host, took no time."""
-    if (simulation.graph.pieces.link_kind != "kernel").all():
+    pieces = simulation.graph.pieces
+    kinds = {*pieces.kind[pieces.link_kind == "kernel"]}
+    if not kinds:
         return []
-    has_collectives = (simulation.graph.pieces.kind == "comm").any()
-    chains = {"the host": f"device=0{',collectives=1e-9' if has_collectives else ''}", "the device": "host=0"}
+    free_device = {"collectives=1e-9" if kind == "comm" else "device=0" for kind in kinds}
+    chains = {"the host": ",".join(free_device), "the device": "host=0"}
     texts = [f"{name} alone {milliseconds(simulation.ask(read_changes(free))[0])} ms" for name, free in chains.items()]
     return [Line("slack", f"the next chains: {', '.join(texts)}")]
 

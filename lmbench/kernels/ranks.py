@@ -41,10 +41,12 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     traces, matches = match_collectives(load_ranks(paths))
     findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
-        path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
+        first = without_kernels[0]
         if len(without_kernels) < len(findings):
-            raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
-        answer = kernels_answer(without_kernels[0])
+            raise UsageError(
+                f"{str(first.trace.path)!r} has no kernels: {first.why_no_kernels}; give the traces of ranks with a GPU"
+            )
+        answer = kernels_answer(first)
         text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
     return _answer(findings, matches)

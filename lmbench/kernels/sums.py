@@ -106,8 +106,7 @@ def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
         parts = work.seconds("part", phase)
         pieces = work.by("kind", "part", phase=phase)
         is_divided = all(part in ATTENTION_PARTS or {*ATTENTION_PARTS}.isdisjoint(part.split("+")) for part in parts)
-        is_product = (pieces.kind == MATMUL) & pieces.part.isin(("scores", "values"))
-        matmul_s = float(pieces.kernel_s[is_product].sum())
+        matmul_s = float(pieces.kernel_s[(pieces.kind == MATMUL) & pieces.part.isin(("scores", "values"))].sum())
         if is_divided and matmul_s and parts.get("softmax"):
             part_times = {f"{part}_s": parts.get(part, 0.0) for part in ATTENTION_PARTS}
             ratio = parts["softmax"] / matmul_s

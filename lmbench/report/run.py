@@ -197,8 +197,7 @@ def _speed(run: RunRecord) -> list[Line]:
     lines = []
     if step.mean_s:
         shares = sorted(((phase.share_fraction or 0.0, span) for span, phase in run.phases.items()), reverse=True)
-        longest = [f"{span} {percent(share)}" for share, span in shares if share and span != "step"][:2]
-        phases = listed(*longest)
+        phases = listed(*[f"{span} {percent(share)}" for share, span in shares if share and span != "step"][:2])
         mean = f"{mean_and_std(step.mean_s, step.std_s)} ms (std of the steps)"
         lines = [Line("mean step", listed(mean, phases, separator=": ")), *labelled("limited by", _limit(run))]
     if late := late_rank(run):
@@ -278,7 +277,7 @@ def refusal(refused: RefusedAllocation | None) -> list[Line]:
 def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
-    breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
+    compiled, check, loss = run.compile, run.model.attention_check, run.loss
     unseen, ends, restart_s = listed(*run.unseen_phases or ()), run.window.loader_end_count, run.window.loader_restart_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     times = "time" if ends == 1 else "times"
@@ -294,16 +293,11 @@ def details(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "compiled",
-            run.compile.is_attention_fused
+            compiled.is_attention_fused
             and f"Inductor put PyTorch's fused attention in the place of {run.model.attention}",
-        ),
-        *labelled(
-            "compiled",
-            not run.compile.is_enabled
-            and run.compile.graph_count
-            and f"by the module: {run.compile.graph_count} graphs",
-            breaks
-            and f"with graph breaks: {breaks}; what lies between graphs runs eagerly, and "
+            not compiled.is_enabled and compiled.graph_count and f"by the module: {compiled.graph_count} graphs",
+            compiled.graph_break_count
+            and f"with graph breaks: {compiled.graph_break_count}; what lies between graphs runs eagerly, and "
             "--trainer.compile.fullgraph true tells where",
         ),
         *(_checked(check) if check is not None else ()),

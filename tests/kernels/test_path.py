@@ -71,6 +71,11 @@ lost_launch:
 - [range, ProfilerStep#7, 0, 40]
 - [launched, 12, sgemm, 20, 100]
 - [kernel, null, add, 300, 100, {stream: 20}]
+# Nothing computes, and one collective takes no time.
+collectives_alone:
+- [range, ProfilerStep#7, 0, 40]
+- [launched, 1, &nccl ncclDevKernel_AllReduce_Sum_f32_RING_LL(int), 20, 100]
+- [launched, 11, *nccl, 121, 0]
 # The last kernel of a trace without steps ends while its launch still runs.
 slow_last_launch:
 - [launched, 0, sgemm, 6, 30]
@@ -109,6 +114,7 @@ def path_us(record):
         ("two_streams", {"launching": 6, "gemm": 100, "exposed all-reduce": 300, "short gaps": 2, "softmax": 92}),
         ("unnoted_wait", {"launching": 20, "elementwise": 380, "short gaps": 3, "softmax": 97}),
         ("late_host", {"launching": 213, "gemm": 100, "synchronizing": 4, "softmax": 183}),
+        ("collectives_alone", {"launching": 20, "exposed all-reduce": 100, "short gaps": 1}),
         ("lost_launch", {"unexplained": 300, "elementwise": 100}),
         ("slow_last_launch", {"launching": 39}),
         ("replayed", {"launching": 20, "gemm": 300, "short gaps": 2}),

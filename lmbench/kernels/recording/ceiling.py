@@ -50,8 +50,7 @@ def measure_ceiling(sustained_s: float, collectives: list[CollectiveRate]) -> Ce
         for name in names:
             task.begin(name)
             rates.append(copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s))
-    environment = msgspec.convert(capture_environment(device), RunEnvironment)
-    return CeilingRecord(1, now(), environment, rates, collectives)
+    return CeilingRecord(1, now(), msgspec.convert(capture_environment(device), RunEnvironment), rates, collectives)
 
 
 def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:

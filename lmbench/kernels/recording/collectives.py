@@ -128,14 +128,14 @@ def _rates(kind: str, group: Any, count: int, device: torch.device, cell_s: floa
             for _ in range(_STRETCHES)
         ]
         alone_s, compute_s, together_s = map(min, zip(*stretches, strict=True))
-        message_bytes, bus_factor = elements * 4, bus_factor_of(kind, count)
+        message_bytes = elements * 4
         rates.append(
             CollectiveRate(
                 collective=kind,
                 ranks=count,
                 message_bytes=message_bytes,
                 seconds=alone_s,
-                bus_bytes_per_s=message_bytes * bus_factor / alone_s,
+                bus_bytes_per_s=message_bytes * bus_factor_of(kind, count) / alone_s,
                 compute_s=compute_s,
                 together_s=together_s,
             )

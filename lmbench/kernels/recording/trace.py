@@ -72,8 +72,7 @@ class Recording:
             raise UsageError("a profiler is running in this process already; stop it, or drop the KernelProfiler")
         # Keep Kineto from printing to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU, *self._device.activities]
-        self._profile = profile(activities=activities, acc_events=True)
+        self._profile = profile(activities=[ProfilerActivity.CPU, *self._device.activities], acc_events=True)
         self._profile.prepare_trace()
 
     def start(self) -> None:
@@ -111,8 +110,7 @@ class Recording:
         if modules is None:
             # Once prepared, Kineto only stops after it was started.
             profiler.start_trace()
-        classes = modules.classes if modules else {}
-        notes = TraceNotes(1, self.steps, classes, self._origins.graphs)
+        notes = TraceNotes(1, self.steps, modules.classes if modules else {}, self._origins.graphs)
         profiler.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
         profiler.stop_trace()
         return _write(profiler, file) if self.steps else None
@@ -176,7 +174,7 @@ class GraphOrigins(logging.Handler):
             _notes().clear()
 
         settings = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}
-        self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **settings}))
+        self._patches.enter_context(config.patch(settings | {"trace.provenance_tracking_level": 1}))
         self._patches.enter_context(_unlisted_kernels())
         self._log.addHandler(self)
 
@@ -199,8 +197,7 @@ class GraphOrigins(logging.Handler):
             working = [node for node in nodes if node not in self._weightless] or nodes
             paths = sorted({self._paths[node] for node in working if node in self._paths})
             launches.append((int(number), name, paths))
-        launches.sort(key=lambda launch: launch[0])
-        self.graphs.append(GraphNotes([(name, paths) for _, name, paths in launches]))
+        self.graphs.append(GraphNotes([(name, paths) for _, name, paths in sorted(launches)]))
 
 
 def _notes() -> dict[str, list[str]]:
@@ -224,8 +221,7 @@ def _module_path(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    expression = str(list(stack.values())[-1][0])
-    return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", expression)
+    return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", str(list(stack.values())[-1][0]))
 
 
 @contextmanager
