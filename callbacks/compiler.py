@@ -26,6 +26,8 @@ from lmbench.instruments.compiling import (
 class Compiler(Observer):
     """Compiles the module in place with `torch.compile`, and checks that a graph was compiled.
 
+    Graphs count as well where a module compiles parts of itself.
+
     Recorded under `compile`:
 
     - `is_enabled`, and the options by name (`mode`, `backend`, ...).
@@ -49,12 +51,13 @@ class Compiler(Observer):
     def run_started(self) -> None:
         facts = self.session.run.compile
         facts.is_enabled = self.options is not None
+        # This process may have compiled other modules before.
+        torch._dynamo.utils.counters.clear()
         if self.options is None:
             return
         self.options.check(self.trainer.accumulate_grad_batches)
         # Code that was compiled earlier in this process would be taken, and count against Dynamo's limit of graphs.
         torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
         if self.options.cache == "private":
             # The folder is removed with this object, at the latest when the process ends.
             self._cache = ScratchFolder("compile")
@@ -77,10 +80,10 @@ class Compiler(Observer):
             self.session.run.compile.first_step_s = time.perf_counter() - self._started_s
 
     def before_window(self) -> None:
+        self._warmup_graph_count, _ = graph_counts()
         if self.options is None:
             return
         end_compile_workers()
-        self._warmup_graph_count, _ = graph_counts()
         # Without warm-up steps the first graphs are compiled inside the window.
         if self.session.steps_done and not self._warmup_graph_count:
             raise UsageError(
@@ -89,9 +92,8 @@ class Compiler(Observer):
             )
 
     def window_closed(self) -> None:
-        if self.options is None:
-            return
         facts = self.session.run.compile
         facts.graph_count, facts.graph_break_count = graph_counts()
         facts.window_recompile_count = facts.graph_count - self._warmup_graph_count
-        facts.is_attention_fused = is_attention_fused()
+        if self.options is not None:
+            facts.is_attention_fused = is_attention_fused()

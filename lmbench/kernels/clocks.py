@@ -105,7 +105,7 @@ def _phases(pieces: pd.DataFrame, kernels: pd.DataFrame, host_ns: pd.Series, ste
     in_phase = kernels.groupby("phase")
     sums = pd.DataFrame({"host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size()})
     phases = pd.concat([_means(pieces, ["phase"], steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
-    is_sliver = (phases.busy_s == 0) & (phases.window_s <= _SLIVER_FRACTION * phases.window_s.sum())
+    is_sliver = (phases.kernels == 0) & (phases.window_s <= _SLIVER_FRACTION * phases.window_s.sum())
     phases = phases[~(is_sliver & phases.index.isin(NO_PHASE))]
     return phases.reindex([phase for phase in PHASE_ORDER if phase in phases.index]).assign(
         median_kernel_s=in_phase.duration_ns.median() / 1e9,

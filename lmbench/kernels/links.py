@@ -230,6 +230,9 @@ class _RankGraph:
         self._add("order", number[before] + 1, number[after], gap_ns, unexplained_ns[after])
         self._add("wait", number[source] + 1, number[target], gap_ns, unexplained_ns[target])
         self._add("kernel", number, number + 1)
+        # The steps have to sum to their causes, also where they begin with a kernel that nothing explains.
+        first = number[~is_linked & ~kernels.duplicated(["device", "stream"])]
+        self._add("wait", self._call[self._calls.name == ""][0] + 1, first, 0, _MEASURED)
         lanes = self._clocked_lanes
         self._add("order", lanes.last() + 1, lanes.first(), gap_ns, is_lapped=True)
         self._add("end", lanes.last() + 1, self._finish, 0)

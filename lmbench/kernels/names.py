@@ -92,6 +92,8 @@ _CONVOLUTION = re.compile(
 _LIBRARIES = re.compile(r"\b(fbgemm_gpu|deep_gemm|grouped_gemm|flashinfer|sgl_kernel|at_cuda_detail)::|_deep_gemm$")
 _NOISE = re.compile(r"^std::enable_if<.*?>::type |\(anonymous namespace\)::|<unnamed>::|\bvoid\b|\bstatic\b")
 _LENGTH = re.compile(r"[1-9]\d{0,3}")
+# Template arguments that name nothing that runs.
+_NO_NAME = re.compile(r"enable_|\d|(true|false|bool|unsigned|char|short|int|long|float|double)$")
 _WORD = re.compile(r"[\w$]+(?:::[\w$]+)*")
 
 
@@ -151,14 +153,18 @@ def short_name(name: str) -> str:
     """A short name that still tells what ran, such as `vec_elementwise[add]`."""
     if name.startswith(("Memcpy ", "Memset ")):
         return name
-    last = base_name(name).rpartition("::")[2]
+    base = base_name(name)
+    last = base.rpartition("::")[2]
+    if last == "kernel":
+        # Only the namespaces tell what it is.
+        return base
     arguments = "".join(name.partition("<")[1:])
     is_plain = name.startswith("_Z") or not {"<", "("} & set(name)
     if not is_plain and _LAUNCHERS.search(last):
         # CUTLASS's launchers name what they run: a generated `cutlass_80_simt_sgemm_128x64_8x5_nn`, or else a type.
         words = [word.rpartition("::")[2] for word in _WORD.findall(arguments)]
         words.sort(key=lambda word: not word.startswith("cutlass_"))
-        return next((word for word in words if not word.startswith("enable_")), last)
+        return next((word for word in words if not _NO_NAME.match(word)), last)
     plain = last if is_plain else re.sub(r"_kernel(?=_|$)", "", last)
     for pattern, replacement in NAMES.rules["generated"]:
         plain = re.sub(pattern, replacement, plain)

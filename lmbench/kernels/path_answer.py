@@ -122,10 +122,8 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
-    text = (
-        f"launching: {milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
-    )
-    return [Line("", text)]
+    after = f"{milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
+    return [Line("", f"launching: {after}")]
 
 
 def _profiler_lines(simulation: WhatIf) -> list[Line]:
@@ -140,10 +138,15 @@ def _profiler_lines(simulation: WhatIf) -> list[Line]:
 
 def _slack_lines(simulation: WhatIf) -> list[Line]:
     """A line with the chains that are left if the device, or the host, took no time."""
-    if (simulation.graph.pieces.link_kind != "kernel").all():
+    pieces = simulation.graph.pieces
+    is_comm = pieces.kind[pieces.link_kind == "kernel"] == "comm"
+    if is_comm.empty:
         return []
-    has_collectives = (simulation.graph.pieces.kind == "comm").any()
-    chains = {"the host": f"device=0{',collectives=1e-9' if has_collectives else ''}", "the device": "host=0"}
+    # What is not there cannot be changed.
+    free_device = ["collectives=1e-9"] if is_comm.any() else []
+    if not is_comm.all():
+        free_device.append("device=0")
+    chains = {"the host": ",".join(free_device), "the device": "host=0"}
     texts = [f"{name} alone {milliseconds(simulation.ask(read_changes(free))[0])} ms" for name, free in chains.items()]
     return [Line("slack", f"the next chains: {', '.join(texts)}")]
 

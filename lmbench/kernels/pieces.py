@@ -21,8 +21,8 @@ from lmbench.kernels.names import NAMES, kind_of, module_path
 from lmbench.kernels.trace import OUTSIDE, Trace
 from lmbench.records.intervals import NONE, covered, cut, locate, paint, take, union
 
-# Links in which the host does something. Those that end a wait for the device overlap the others.
-_HOST, _RETURNS = ("program", "call", "return", "queue"), ("return", "queue")
+# Links in which the host does something. Those of one kind and thread do not overlap.
+_HOST = ("program", "call", "return", "queue")
 #: The cause of time in which the host works towards the next launch: operators, Python between them, launch calls.
 LAUNCHING = "launching"
 #: Other code of the host; the DataLoader.
@@ -80,7 +80,7 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     """
     main, events = trace.events.main_thread, _events(trace)
     links = links.assign(start_ns=links.start_ns - trace.shift_ns)
-    groups = links.groupby([links.link_kind.isin(_RETURNS), "thread"])
+    groups = links.groupby(["link_kind", "thread"])
     pieces = pd.concat([_cut(rows, events, trace) for _, rows in groups], ignore_index=True)
     event, start_ns, timeline = pieces.event.to_numpy(), pieces.start_ns.to_numpy(), trace.timeline
     cause, phase = take(events.cause, event, LAUNCHING), locate(timeline.start_ns, timeline.end_ns, start_ns)
@@ -142,7 +142,7 @@ def _events(trace: Trace) -> pd.DataFrame:
 
 
 def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
-    """The links of one thread, in pieces with `start_ns`, `ns`, the `event` that the host was in, or NONE."""
+    """The links of one kind and thread, in pieces with `start_ns`, `ns`, the `event` that the host was in, or NONE."""
     thread = links.thread.iat[0]
     links = links[links.ns > 0].assign(link_ns=lambda rows: rows.ns).sort_values("start_ns")
     begin = links.start_ns.to_numpy()

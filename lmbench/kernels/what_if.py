@@ -245,6 +245,8 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
     elif axis == "attention":
         # Fused, it has its matrix products alone: the scores never are in memory.
         is_selected = pieces.part.isin(("attention", *ATTENTION_PARTS))
+        # A softmax alone may be that of a loss or of a router.
+        is_selected &= (is_selected & (pieces.part != "softmax")).any()
         if change.name:
             # One that is fused already has nothing to save.
             is_selected &= (pieces.kind != "gemm") & ~(pieces.kind == "attention").any()

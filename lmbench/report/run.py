@@ -278,7 +278,7 @@ def refusal(refused: RefusedAllocation | None) -> list[Line]:
 def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
-    breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
+    compiled, check, loss = run.compile, run.model.attention_check, run.loss
     unseen, ends, restart_s = listed(*run.unseen_phases or ()), run.window.loader_end_count, run.window.loader_restart_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     times = "time" if ends == 1 else "times"
@@ -294,13 +294,11 @@ def details(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "compiled",
-            run.compile.is_attention_fused
+            compiled.is_attention_fused
             and f"Inductor put PyTorch's fused attention in the place of {run.model.attention}",
-        ),
-        *labelled(
-            "compiled",
-            breaks
-            and f"with graph breaks: {breaks}; what lies between graphs runs eagerly, and "
+            not compiled.is_enabled and compiled.graph_count and f"by the module: {compiled.graph_count} graphs",
+            compiled.graph_break_count
+            and f"with graph breaks: {compiled.graph_break_count}; what lies between graphs runs eagerly, and "
             "--trainer.compile.fullgraph true tells where",
         ),
         *(_checked(check) if check is not None else ()),

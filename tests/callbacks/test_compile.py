@@ -43,7 +43,7 @@ def test_the_own_model_compiles_as_one_graph_and_keeps_its_losses(tmp_path):
     assert regional.record.compile.targets == ["network.blocks.0"]
     for run in (whole, regional):
         assert [step.loss for step in run.steps] == pytest.approx([step.loss for step in eager.steps], rel=1e-4)
-    assert eager.record.compile == Compile(is_enabled=False)
+    assert eager.record.compile == Compile(False, graph_count=0, graph_break_count=0, window_recompile_count=0)
 
 
 def test_what_inductor_puts_in_the_place_of_attention_is_told(tmp_path, capsys):
@@ -73,6 +73,13 @@ def test_a_foreign_modules_children_are_compiled_and_new_shapes_take_a_second_gr
     facts = fit(Regression(), growth, replace(QUICK, dynamic=dynamic))
     assert (facts.targets, facts.dynamic) == (["net"], dynamic)
     assert (facts.graph_count, facts.window_recompile_count) == (graphs, recompiles)
+
+
+def test_graphs_of_a_part_that_the_module_compiles_itself_count_too():
+    module = Regression()
+    module.net = torch.compile(module.net, backend="aot_eager", dynamic=False)
+    facts = fit(module, growth=1, options=None)
+    assert (facts.is_enabled, facts.graph_count, facts.window_recompile_count) == (False, 6, 4)
 
 
 def test_a_second_trainer_of_the_process_compiles_again_and_leaves_nothing():

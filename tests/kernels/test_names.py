@@ -127,6 +127,10 @@ def test_short_names_have_no_template_noise():
             "cutlass_80_simt_sgemm_128x256_8x4_nt_align1",
         ),
         ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN"),
+        ("void split_embedding_codegen_device_kernel<float, 4>(int)", "split_embedding_codegen_device_kernel"),
+        # Only the namespaces tell a function called `kernel`: cuBLAS has one, and so has many a program.
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, false>", "internal::gemvx::kernel"),
+        ("void kernel<float, 128>(float*, Params)", "kernel"),
         ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
     ],
 )

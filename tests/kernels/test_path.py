@@ -61,6 +61,25 @@ already_fused:
 - [launched, 1, sgemm, 20, 100]
 - [module, network.blocks.0.attention.core, 10, 8]
 - [launched, 11, void pytorch_flash::flash_fwd_kernel<Traits>, 121, 80]
+# A softmax that is none of attention's.
+other_softmax:
+- [range, ProfilerStep#7, 0, 40]
+- [op, aten::_softmax, 0, 8]
+- [launched, 1, softmax, 20, 100]
+# The first kernel of its stream has lost its launch, and sets the step.
+lost_launch:
+- [range, ProfilerStep#7, 0, 40]
+- [launched, 12, sgemm, 20, 100]
+- [kernel, null, add, 300, 100, {stream: 20}]
+# Nothing computes, and one collective takes no time.
+collectives_alone:
+- [range, ProfilerStep#7, 0, 40]
+- [launched, 1, &nccl ncclDevKernel_AllReduce_Sum_f32_RING_LL(int), 20, 100]
+- [launched, 11, *nccl, 121, 0]
+# The last kernel of a trace without steps ends while its launch still runs.
+slow_last_launch:
+- [launched, 0, sgemm, 6, 30]
+- [launched, 40, softmax, 45, 0, {lasts: 90}]
 # The last kernel ends before its own launch, and the one before it just after the call that waited for it.
 clocks_apart:
 - [range, ProfilerStep#7, 0, 90]
@@ -95,6 +114,9 @@ def path_us(record):
         ("two_streams", {"launching": 6, "gemm": 100, "exposed all-reduce": 300, "short gaps": 2, "softmax": 92}),
         ("unnoted_wait", {"launching": 20, "elementwise": 380, "short gaps": 3, "softmax": 97}),
         ("late_host", {"launching": 213, "gemm": 100, "synchronizing": 4, "softmax": 183}),
+        ("collectives_alone", {"launching": 20, "exposed all-reduce": 100, "short gaps": 1}),
+        ("lost_launch", {"unexplained": 300, "elementwise": 100}),
+        ("slow_last_launch", {"launching": 39}),
         ("replayed", {"launching": 20, "gemm": 300, "short gaps": 2}),
     ],
 )
@@ -200,6 +222,8 @@ two_streams | layers=0.5 | what is in the blocks is unknown: 100.0 % of the work
 two_streams | rank=median | needs the traces of several ranks
 two_streams | optimizer=fused | changes nothing
 already_fused | attention=fused | changes nothing
+other_softmax | attention=fused | changes nothing
+other_softmax | attention=0 | changes nothing
 two_streams | kind:gemm=1 | changes nothing: the trace has none of it, or it is so already
 """),
 )
