@@ -264,9 +264,9 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     """Print the result; returns the exit code."""
     path, code = recorder.result.path, int(recorder.exit_code or 0)
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
-    # A rank that was killed or hung printed no line itself.
-    needs_line = code in _EXPLAINED_BY_RESULT or (error and str(error.message).startswith("rank "))
-    if needs_line and {"--json", "--quiet"} & flags:
+    # A rank that was killed or hung printed no line itself, and the lines of the others do not say which rank it was.
+    is_of_rank = error is not None and str(error.message).startswith("rank ")
+    if is_of_rank or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
         tell("; ".join([error.message or error.kind or ""] if error is not None else failed))
     try:
         if "--json" in flags:

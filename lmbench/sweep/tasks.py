@@ -107,6 +107,7 @@ class TaskExecution:
 
         Raises:
             UsageError: the engine refuses.
+            OSError: the disk is full.
             KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
         earlier = _Submission("", {}, {})
