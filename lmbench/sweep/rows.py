@@ -83,8 +83,7 @@ class Rows:
         record, steps = new_record(job.name, words), []
         # A cell's environment may run a version of lmbench whose records are not readable here.
         with suppress(UsageError):
-            run = load_run(path) if is_run_folder(path) else None
-            if run is not None and run.outcome != DAMAGED:
+            if is_run_folder(path) and (run := load_run(path)).outcome != DAMAGED:
                 record, steps = run.record, run.steps
         record.started_at = record.started_at or started_at
         judge(record, steps, end, log)
