@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmbench.catalogue import make_catalogue
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, Failure, UsageError
 from lmbench.fit_options import check_options
 from lmbench.masking import masked_words, shown
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
@@ -22,7 +22,7 @@ from lmbench.report.results import report_on
 from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, Pace
-from lmbench.sweep.folder import SweepFolder
+from lmbench.sweep.folder import FINAL, SweepFolder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
 from lmbench.sweep.progress import SweepProgress, announcement
@@ -30,6 +30,10 @@ from lmbench.sweep.rows import Rows
 from lmbench.sweep.tasks import TaskExecution
 from lmbench.wandb.publish import WandbProblem, common_destination, upload_command, write_new
 from lmbench.wandb.upload import upload_results
+
+
+class SweepHalted(Failure):
+    """The sweep cannot go on, for the reason in the message. A restart keeps all finished runs and continues."""
 
 
 @dataclass
@@ -96,6 +100,10 @@ class Sweep:
                 else:
                     servers.close()
                     tasks.run(self.pace.is_enough)
+            except OSError as error:
+                raise SweepHalted(
+                    f"the sweep cannot go on: {error}; mend that, and go on with the same folder"
+                ) from error
             finally:
                 self.progress.line.clear()
             servers.close()
@@ -110,7 +118,7 @@ class Sweep:
             outcomes = Counter(outcome for outcome, _ in ends.elements())
             counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
             print(shown(f"{path}: {self.progress.count} runs: {counts}"))
-            if total is not None and ends.total() < total:
+            if total is not None and sum(outcomes[outcome] for outcome in FINAL) < total:
                 print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
             print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
 

@@ -264,10 +264,10 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     """Print the result; returns the exit code."""
     path, code = recorder.result.path, int(recorder.exit_code or 0)
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
-    # A rank that was killed or hung printed no line itself.
-    needs_line = code in _EXPLAINED_BY_RESULT or (error and str(error.message).startswith("rank "))
-    if needs_line and {"--json", "--quiet"} & flags:
-        tell("; ".join([error.message or error.kind or ""] if error is not None else failed))
+    line = "; ".join(failed) if error is None else error.message or error.kind or ""
+    # A rank that was killed or hung printed no line itself, and the lines of the others do not say which rank it was.
+    if line.startswith("rank ") or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
+        tell(line)
     try:
         if "--json" in flags:
             write_result(shown_json(encode_run(recorder.run).decode()))

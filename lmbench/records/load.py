@@ -90,10 +90,13 @@ def load_known(folder: Path) -> StoredRun:
 
 
 def process_of(run: StoredRun) -> tuple[object, ...]:
-    """The identity of the process that measured a run; a copy of a result has the same identity."""
+    """The identity of the process that measured a run; a copy of a result has the same identity.
+
+    A run that never began has none but its folder: a sweep gives such runs to the same cells of several folders.
+    """
     record = run.record
     process = (record.boot_id, record.pid, record.process_start_s)
-    return process if None not in process else (record.run_id, record.started_at, *process)
+    return process if None not in process else (record.run_id, record.started_at or run.path, *process)
 
 
 def guards_by_name(runs: Iterable[StoredRun], status: Status) -> dict[str, list[Guard]]:

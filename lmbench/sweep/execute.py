@@ -30,7 +30,7 @@ from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.outcome import Launch, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, as_json
-from lmbench.sweep.rows import Rows, SweepHalted
+from lmbench.sweep.rows import Rows
 
 _CHECK_TIMEOUT_S = 300.0
 #: The first stride of a search, as a share of its first value. Each further stride is twice as long.
@@ -138,7 +138,7 @@ class Execution:
         """Measure every job, round by round, as far as the pace says.
 
         Raises:
-            SweepHalted: the disk is full, or a process cannot be started.
+            OSError: the disk is full, or a process cannot be started.
             KeyboardInterrupt, SystemExit: an interruption, after the current run was recorded as interrupted.
         """
         spec, began_s = self.plan.file.largest, clock_s()
@@ -209,29 +209,25 @@ class Execution:
 
     def _bring_to_end(self, *jobs: Job) -> RunRecord:
         """Measure jobs, two of them in turns. Returns the record of the first."""
-        try:
+        for job in jobs:
+            # Of two jobs that take turns neither has a record.
+            if (record := self.rows.earlier_record(job)) is not None:
+                return self._note_cache(job, record)
+        records = self._measure(jobs)
+        crowded = next((record for record in records if _is_crowded(record, jobs[0].repeat)), None)
+        if len(jobs) > 1 and crowded is not None:
+            why = (crowded.error and crowded.error.message) or "the allocator had to empty its cache"
+            self.rows.progress.keep(f"both sides do not run together ({why}): they are measured one by one")
+            self._fits_together = False
             for job in jobs:
-                # Of two jobs that take turns neither has a record.
-                if (record := self.rows.earlier_record(job)) is not None:
-                    return self._note_cache(job, record)
-            records = self._measure(jobs)
-            crowded = next((record for record in records if _is_crowded(record, jobs[0].repeat)), None)
-            if len(jobs) > 1 and crowded is not None:
-                why = (crowded.error and crowded.error.message) or "the allocator had to empty its cache"
-                self.rows.progress.keep(f"both sides do not run together ({why}): they are measured one by one")
-                self._fits_together = False
-                for job in jobs:
-                    self.folder.clear(job, self.rows.progress.keep)
-                records = [record for job in jobs for record in self._measure([job])]
-            elif len(jobs) > 1:
-                # Another revision of lmbench may take no turns.
-                self._fits_together = all(record.outcome != "ok" or record.window.turn_steps_s for record in records)
-            for job, record in zip(jobs, records, strict=True):
-                self.rows.count_measured(job, record)
-                self._note_cache(job, record)
-        except OSError as error:
-            names = " and ".join(job.name for job in jobs)
-            raise SweepHalted(f"{names} cannot be run: {error}; mend that, and go on with the same folder") from error
+                self.folder.clear(job, self.rows.progress.keep)
+            records = [record for job in jobs for record in self._measure([job])]
+        elif len(jobs) > 1:
+            # Another revision of lmbench may take no turns.
+            self._fits_together = all(record.outcome != "ok" or record.window.turn_steps_s for record in records)
+        for job, record in zip(jobs, records, strict=True):
+            self.rows.count_measured(job, record)
+            self._note_cache(job, record)
         return records[0]
 
     def _note_cache(self, job: Job, record: RunRecord) -> RunRecord:

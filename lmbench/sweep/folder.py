@@ -80,6 +80,8 @@ class SweepFolder:
             UsageError: the folder belongs to another sweep, or cannot be written.
         """
         try:
+            if is_run_folder(self.path):
+                raise UsageError(f"{self.path} is a run, which would hide the sweep's runs; give another --name")
             if is_dry and not os.path.lexists(self.path):
                 parent = next(parent for parent in self.path.parents if parent.exists())
                 if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):

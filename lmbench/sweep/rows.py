@@ -8,7 +8,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from lmbench.errors import ExitCode, Failure, UsageError
+from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.process import now
@@ -26,10 +26,6 @@ _LEAST_FREE_BYTES = 2**20
 _MOST_LOG_BYTES = 2**18
 #: Exit codes of runs that become the sweep's own. Others, such as those of signals, say nothing about the sweep.
 _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
-
-
-class SweepHalted(Failure):
-    """The sweep cannot go on, for the reason in the message. A restart keeps all finished runs and continues."""
 
 
 @dataclass
@@ -87,8 +83,7 @@ class Rows:
         record, steps = new_record(job.name, words), []
         # A cell's environment may run a version of lmbench whose records are not readable here.
         with suppress(UsageError):
-            run = load_run(path) if is_run_folder(path) else None
-            if run is not None and run.outcome != DAMAGED:
+            if is_run_folder(path) and (run := load_run(path)).outcome != DAMAGED:
                 record, steps = run.record, run.steps
         record.started_at = record.started_at or started_at
         judge(record, steps, end, log)

@@ -107,6 +107,7 @@ class TaskExecution:
 
         Raises:
             UsageError: the engine refuses.
+            OSError: the disk is full.
             KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
         earlier = _Submission("", {}, {})
@@ -199,7 +200,8 @@ class TaskExecution:
             choice = "cancel" if answer.strip().lower().startswith("y") else "leave"
         if choice == "cancel":
             self.engine.cancel(tasks, self._path)
-        self.rows.progress.keep(f"tasks {'ended' if choice == 'cancel' else 'go on'}: {', '.join(tasks)}")
+        deed = "ended" if choice == "cancel" else "go on"
+        self.rows.progress.keep(f"tasks {deed}: {', '.join(tasks)}; the next start in {self._path} continues")
 
     def _commands(self, rounds: Sequence[int], probe: str) -> list[list[str]]:
         head = [sys.executable, "-P", "-m", "lmbench.sweep.tasks", str(self._path)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -94,6 +95,10 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
     old = make_run(tmp_path / "b", run_id="old", schema_version=99)
     comparison = compared(*sides)
     assert (comparison.verdict, [run.outcome for run in comparison.b.left_out]) == ("same", ["damaged", "damaged"])
+    # A cell that a cluster never began, on both sides, is no common result.
+    for side in sides:
+        make_run(Path(side), run_id="lost", outcome="interrupted", pid=None, started_at=None)
+    assert compared(*sides).verdict == "same"
     for path, message in ((old, "schema version 99"), (broken.parent, "has nothing to compare: run.json is damaged")):
         with pytest.raises(UsageError, match=message):
             compared(tmp_path / "a", path)

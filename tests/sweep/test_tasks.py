@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from simulated_cells import SimulatedServers
@@ -136,6 +136,18 @@ def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_
     assert main(["sweep", "results/study"]) == 0
     assert (len(servers.started), outcomes()) == (6, ALL_OK)
     assert begun == sum(name[-1] != "1" for name in servers.started if fault != "other torch")
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_next_start_goes_on(study, monkeypatch, capsys):
+    engine, _ = study
+    engine.fault = "dies"
+    with monkeypatch.context() as patch:
+        # The disk is full once the tasks are watched.
+        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0 if engine.states_asked else 2**30))
+        assert sweep() == 1
+    assert re.search(r"lmbench: sweep: .*No space left on device: .*; mend that, and go on", capsys.readouterr().err)
+    assert main(["sweep", "results/study"]) == 0
+    assert outcomes() == ALL_OK
 
 
 def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, capsys, monkeypatch):
