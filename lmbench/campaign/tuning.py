@@ -27,7 +27,7 @@ from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.field import Bytes
 from lmbench.records.load import StoredRun, is_run_folder, load_known
 from lmbench.records.schema import value_at
-from lmbench.records.store import RUNS_FOLDER, write_or_refuse
+from lmbench.records.store import RUNS_FOLDER, TUNING_FILE, write_or_refuse
 from lmbench.records.vocabulary import GATE_FRACTION, Values
 from lmbench.report.units import duration, percent_short, times
 from lmbench.standard_output import result_alone
@@ -66,8 +66,6 @@ _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
 #: The problem of a candidate for which the budget has no time.
 _NO_TIME = "no time left"
-#: A file of a tuning's folder that no other folder has.
-_TOKEN = ".begun"
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
 
@@ -123,14 +121,14 @@ class Stages:
         Raises:
             UsageError: the folder is another user's, or cannot be written.
         """
-        token = self.path / _TOKEN
+        token = self.path / TUNING_FILE
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             names = sorted(path.name for path in self.path.iterdir())
             if not names:
                 # Another folder may get the inode of one that was removed.
                 token.write_text(secrets.token_hex())
-            contents = {_TOKEN: token.read_bytes()} if token.is_file() else {}
+            contents = {TUNING_FILE: token.read_bytes()} if token.is_file() else {}
         except OSError as error:
             raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}; give another --name") from error
         if not is_trusted(self.path, contents, adds=trusts or not names) and names:

@@ -25,6 +25,8 @@ TRACEBACK_FILE = "traceback.txt"
 
 #: Description of a sweep, in its folder.
 SWEEP_FILE = "sweep.json"
+#: A file of a tuning's folder that no other folder has. Each stage of the tuning is a sweep, or several, below it.
+TUNING_FILE = ".begun"
 #: Largest sweep.json that is read; it has 500 bytes per cell.
 MAX_SWEEP_BYTES = 64 * 2**20
 #: Folder of a sweep's runs, in the sweep's folder.

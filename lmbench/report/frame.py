@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from lmbench.errors import UsageError
+from lmbench.files import is_file
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
@@ -24,7 +25,7 @@ from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
-from lmbench.records.store import SWEEP_FILE
+from lmbench.records.store import SWEEP_FILE, TUNING_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
 from lmbench.report.answer import Value
 from lmbench.report.facts import (
@@ -146,7 +147,25 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
             group.rows.append(_row(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
-    return sorted(groups.values(), key=lambda group: (not group.name, group.name))
+    return sorted(_with_whole_stages(groups.values()), key=lambda group: (not group.name, group.name))
+
+
+def _with_whole_stages(groups: Iterable[Group]) -> list[Group]:
+    """The groups, with one for each stage of a tuning, which has a folder for each set of cells that it measured."""
+    whole = dict[tuple[Path | None, str], Group]()
+    for group in groups:
+        place = group.home and group.home.absolute()
+        if place is not None and is_file(place.parent / TUNING_FILE):
+            place = place.parent
+            group.sweep.name = f"{group.name} of {place.name}"
+            # It measures what its budget has time for: nothing is missing.
+            group.sweep.file = None
+        first = whole.setdefault((place, group.name), group)
+        if first is not group:
+            first.sweep.cells += group.sweep.cells
+            first.rows += group.rows
+            first.copies += group.copies
+    return list(whole.values())
 
 
 def read_sweep_summary(home: Path) -> SweepSummary:

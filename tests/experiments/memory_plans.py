@@ -60,7 +60,8 @@ def stages_of(folder, name, seconds):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(options["model.config"]))
         options["model.config"] = str(path)
-    return Alone(folder / name, {**RUN, **options}, goal_of("peak"), seconds, None)
+    command = f"python tests/experiments/memory_plans.py FOLDER SECONDS {name}".split()
+    return Alone(folder / name, {**RUN, **options}, goal_of("peak"), seconds, None, command)
 
 
 def grid(plan, gpu):

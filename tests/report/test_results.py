@@ -145,6 +145,20 @@ def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from
     )
 
 
+def test_a_stage_of_a_tuning_is_one_table_over_its_folders_and_lacks_nothing(tmp_path):
+    tuning = tmp_path / "tune-mine"
+    for batch in (4, 8):
+        home = make_sweep(tuning / f"points-{batch}", {"data.batch_size": [batch]}, repeats=2)
+        path = home / "sweep.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "name": "points"}))
+    shutil.rmtree(home / "runs" / sorted(path.name for path in (home / "runs").iterdir())[-1])
+    assert len({row["sweep"] for row in rows_of(tuning)}) == 2
+    (tuning / ".begun").touch()
+    section = section_of(tuning)
+    assert (section.title, len(section.tables[0].cells)) == ("points of tune-mine", 2)
+    assert "unfinished" not in [line.label for line in section.headline]
+
+
 def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(tmp_path):
     def change(run, repeat):
         ranks = run["sweep"]["axes"]["trainer.devices"]
