@@ -25,7 +25,7 @@ from lmbench.python_process import ProcessFailed
 from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import STEP, Values
-from lmbench.report.answer import Answer, Chart, Line, Table, guard_lines
+from lmbench.report.answer import Answer, Chart, Line, Table, guard_lines, labelled
 from lmbench.report.charts import picture
 from lmbench.report.described import table
 from lmbench.report.run import refusal
@@ -81,7 +81,6 @@ def history_answer(findings: Findings) -> Answer:
     ]
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
     history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"
-    name = (run and run.run_id) or findings.path.name
     return Answer(
         headline=_headline(findings),
         tables=[table for table in tables if table.rows],
@@ -89,7 +88,7 @@ def history_answer(findings: Findings) -> Answer:
             Line("history", history if notes else f"{history}, without lmbench's notes: categories by stacks"),
             Line("snapshot", str(findings.path), is_whole=True),
         ],
-        charts=lambda: [memory_chart(f"Memory over time: {name}", findings)],
+        charts=lambda: [memory_chart(f"Memory over time: {(run and run.run_id) or findings.path.name}", findings)],
         figures={
             "device": played.device, "entries": entry_count, "is_complete": not findings.cuts, "cuts": findings.cuts,
             "peak": {key: peak[key] for key in keys}, "refused": findings.refused, "guards": findings.guards,
@@ -129,8 +128,7 @@ def _headline(findings: Findings) -> list[Line]:
         saved = f"{gib(expandable)}, {gib(reserved - expandable)} less (simulated)"
         lines.append(Line("expandable", f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would reserve {saved}"))
     largest = sizes.idxmax() if len(sizes) else ""
-    if largest in _REMEDIES:
-        lines.append(Line("do", _REMEDIES[largest]))
+    lines += labelled("do", _REMEDIES.get(largest))
     if findings.blocks["operator"].str.startswith("CompiledFunction").any():
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
@@ -168,8 +166,7 @@ def shortage_answer(run: RunRecord, config: Path) -> Answer:
     `config` is the configuration in the run's folder.
     """
     error, refused = run.error or RunError(), run.memory.refused
-    message = error.brief or "nothing more is known"
-    lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
+    lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {error.brief or 'nothing more is known'}")]
     if refused is not None:
         parts = {
             "parameters": refused.parameters_bytes, "gradients": refused.gradients_bytes,
@@ -207,18 +204,20 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
     gpu, best = plan.gpu, plan.best
     gpu_text = f"{gpu.name} ({gib(gpu.total_bytes)})"
     time = "time by measured times of a block" if plan.is_timed else "time by recomputed FLOPs and bytes, not measured"
+    beside = f"reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
     if best is None:
         smallest = min(plan.points, key=lambda point: point.reserved_bytes)
-        least = f"{gib(smallest.reserved_bytes)} reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
-        is_own = "data.batch_size" not in smallest.options
-        less = "shorter context, a smaller model" + (", a smaller batch of your loader" if is_own else "")
-        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a {less}, or try `--also`")]
+        least = f"{gib(smallest.reserved_bytes)} {beside}"
+        less = "a shorter context, a smaller model"
+        if "data.batch_size" not in smallest.options:
+            less += ", a smaller batch of your loader"
+        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give {less}, or try `--also`")]
     else:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
         lines = [
             Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {recipe.words}"),
-            Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} reserved, fits on {gpu_text}"),
+            Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} {beside}: fits on {gpu_text}"),
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]

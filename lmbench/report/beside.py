@@ -83,9 +83,10 @@ def endurance_lines(run: RunRecord) -> list[Line]:
     wall_s = (window.wall_s or 0.0) + (window.excluded_s or 0.0)
     pauses = {"checkpoints": window.checkpoint_s, "validation": window.validation_s}
     told = [f"{name} {percent(seconds / wall_s)}" for name, seconds in pauses.items() if seconds and wall_s]
-    goodput = f"{percent(window.goodput_fraction)} of the wall time is steps"
     return [
-        *labelled("goodput", told and f"{goodput}; {', '.join(told)}"),
+        *labelled(
+            "goodput", told and f"{percent(window.goodput_fraction)} of the wall time is steps; {', '.join(told)}"
+        ),
         *_saving(run.saving),
         *(Line("changed", _changed(change)) for change in window.changes),
     ]
@@ -94,14 +95,14 @@ def endurance_lines(run: RunRecord) -> list[Line]:
 def _saving(saving: Saving) -> list[Line]:
     """How long checkpoints block, what they do to steps beside their writing, and what they cost in all."""
     size = f" of {gib(saving.checkpoint_bytes)}" if saving.checkpoint_bytes else ""
-    blocked = f"{saving.count} checkpoints{size} block {milliseconds(saving.blocked_s)} ms each"
     slower = _with_interval(saving.slowed_fraction or 0.0, saving.slowed_interval or ())
     every, cost = saving.interval_steps or 0.0, saving.cost_fraction or 0.0
     total = f"in all {_with_interval(cost, saving.cost_interval or ())} time at one every {every:.0f} steps"
     return [
         *labelled(
             "saving",
-            saving.count and blocked,
+            saving.count and f"checkpoints{size} block {milliseconds(saving.blocked_s)} ms each",
+            f"{saving.count} in the window",
             saving.written_bytes_per_s and f"{saving.written_bytes_per_s / 1e9:.3g} GB/s",
         ),
         *labelled("", saving.slowed_interval and f"steps beside the writing of one take {slower}"),

@@ -77,10 +77,10 @@ def banner(run: RunRecord) -> list[Line]:
         return []
     model, data, window, run_pass = run.model, run.data, run.window, pass_of(run)
     environment, fp8 = run.environment or RunEnvironment(), run.model.fp8 or Fp8Layers()
-    shape = "batch as the data gives it"
+    shape, trained = "batch as the data gives it", model.trainable_parameter_count
     if data.batch_size:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
-    accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
+    accumulation = (window.micro_batches or 1) > 1 and f"{window.micro_batches} micro-batches a step"
     compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
     processor = environment.gpu.name or environment.host.cpu_model or "CPU"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
@@ -92,6 +92,7 @@ def banner(run: RunRecord) -> list[Line]:
             "model",
             model.size or model.name or "(not built)",
             model.parameter_count and f"{count(model.parameter_count)} parameters",
+            trained not in (None, model.parameter_count) and f"{count(trained)} of them trained",
             model.num_heads and model.head_dim and f"heads {model.num_heads}, head_dim {model.head_dim}",
             model.is_causal and "causal",
             model.attention and f"attention {model.attention}",
@@ -211,11 +212,11 @@ def _speed(run: RunRecord) -> list[Line]:
         useful = padding and f"{percent(padding)} of them padding as in the warm-up: {trained} that train"
         lines += labelled("throughput", f"{whole(rate.tokens_per_s)} tokens/s", useful)
     elif step.mean_s and run.window.tokens_reason:
-        padded = f"; {percent(padding)} of the labels are padding" if padding else ""
-        lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}{padded}"))
+        padded = padding and f"{percent(padding)} of the labels are padding"
+        lines += labelled("throughput", f"no tokens/s: {run.window.tokens_reason}", padded, separator="; ")
     causal = rate.mfu_causal_fraction and f"{percent(rate.mfu_causal_fraction)} with causal attention counted half"
     if rate.mfu_fraction:
-        hardware = rate.hfu_fraction if run.flops.recomputed_per_token_flops else None
+        hardware = run.flops.recomputed_per_token_flops and rate.hfu_fraction
         # Behind the counter's name, what the count lacks.
         remarks = (run.flops.source or "").partition("; ")[2]
         mfu = percent(rate.mfu_fraction) + disputed_peak(run.flops)
@@ -246,7 +247,7 @@ def _peak_memory(run: RunRecord) -> list[Line]:
     reserved_bytes, total_bytes = memory.run_peak_reserved_bytes, memory.device_total_bytes
     if not run_peak_bytes:
         return labelled("peak memory", host_bytes and f"{gib(host_bytes)} resident (host)")
-    reserved = f"{gib(reserved_bytes)} reserved of {gib(total_bytes)}" if reserved_bytes and total_bytes else ""
+    reserved = reserved_bytes and total_bytes and f"{gib(reserved_bytes)} reserved of {gib(total_bytes)}"
     run_peak = listed(f"{gib(run_peak_bytes)} allocated", reserved)
     return labelled("peak memory", run_peak, steady_bytes and f"in the window {gib(steady_bytes)}", separator="; ")
 
@@ -255,8 +256,9 @@ def _ending(run: RunRecord) -> list[Line]:
     """The allocation that was refused, and the outcome, if it is not `ok`."""
     error, lines = run.error or RunError(), refusal(run.memory.refused)
     if run.outcome != "ok":
-        phase, location = error.phase and f"in {error.phase}", error.location and f"at {error.location}"
-        place = listed(run.outcome, phase, location, separator=" ")
+        place = listed(
+            run.outcome, error.phase and f"in {error.phase}", error.location and f"at {error.location}", separator=" "
+        )
         place = listed(place, error.requested_bytes and f"{gib(error.requested_bytes)} asked for")
         lines += labelled("outcome", place, error.brief, separator=": ")
     return lines
@@ -340,8 +342,7 @@ def what_sets(kernels: KernelSummary) -> str:
         return ""
     name, time_s = next(iter(kernels.path.items()))
     cause = name.removesuffix("_s").replace("_", " ")
-    taken = f"{milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms"
-    text = f"{cause} takes {taken} of the chain that sets the step"
+    text = f"{cause} takes {milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms of the chain that sets the step"
     changes = [(change_s, words) for words, change_s in kernels.what_if.items() if words in WHAT_IFS]
     change_s, words = min(changes, default=(0.0, ""))
     return f"{text}; {words} would save {milliseconds(-change_s)} ms" if change_s < 0 else text
@@ -371,8 +372,8 @@ def _ranks(run: RunRecord) -> list[Line]:
     difference = "the difference is communication that no work hides, and waiting"
     if synchronized_s - unsynchronized_s <= noise_s:
         difference = "no difference above the noise of the steps"
-    without = f"{milliseconds(unsynchronized_s)} without synchronizing gradients: {difference}"
-    return labelled("ranks", f"{milliseconds(synchronized_s)} ms a step", without)
+    times = f"{milliseconds(synchronized_s)} ms a step, {milliseconds(unsynchronized_s)} without"
+    return [Line("ranks", f"{times} synchronizing gradients: {difference}")]
 
 
 def _checked(check: AttentionCheck) -> list[Line]:
