@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from lmbench.errors import UsageError
@@ -32,9 +33,8 @@ def read_configuration(configuration: str | None, words: Sequence[str], advice: 
     """
     options = {CONFIG: configuration, **read_options(words)}
     if options[CONFIG] is None:
-        model = options.get("model")
-        more = f"; `lmbench fit --model {model} --print_config > own.yaml` writes one" if model else ""
-        raise UsageError(f"{advice}{more}")
+        command = shlex.join(["lmbench", "fit", *words, "--print_config"])
+        raise UsageError(f"{advice}; `{command} > own.yaml` writes one")
     return options
 
 

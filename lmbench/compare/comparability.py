@@ -68,7 +68,7 @@ def invalid_reasons(a: Runs, b: Runs, about: Sequence[str], by_rounds: bool) -> 
         is_meant = any(is_named(alias, about) for alias in (name, *setters))
         texts_a, texts_b = _texts(a, name, default), _texts(b, name, default)
         if texts_a and texts_b and texts_a != texts_b and not is_chosen and not is_meant:
-            hint = f"--about {name.removeprefix('environment.')}, if that is what you compare"
+            hint = f"give both the same, or --about {name.removeprefix('environment.')}, if that is what you compare"
             reasons.append(f"{title} differs: A {_alternatives(texts_a)}, B {_alternatives(texts_b)} ({hint})")
 
     facts = MUST_MATCH.always if by_rounds else facts_of(runs)

@@ -207,18 +207,20 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
     gpu, best = plan.gpu, plan.best
     gpu_text = f"{gpu.name} ({gib(gpu.total_bytes)})"
     time = "time by measured times of a block" if plan.is_timed else "time by recomputed FLOPs and bytes, not measured"
+    beside = f"reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
     if best is None:
         smallest = min(plan.points, key=lambda point: point.reserved_bytes)
-        least = f"{gib(smallest.reserved_bytes)} reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
-        is_own = "data.batch_size" not in smallest.options
-        less = "shorter context, a smaller model" + (", a smaller batch of your loader" if is_own else "")
-        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a {less}, or try `--also`")]
+        least = f"{gib(smallest.reserved_bytes)} {beside}"
+        less = "a shorter context, a smaller model"
+        if "data.batch_size" not in smallest.options:
+            less += ", a smaller batch of your loader"
+        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give {less}, or try `--also`")]
     else:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
         lines = [
             Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {recipe.words}"),
-            Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} reserved, fits on {gpu_text}"),
+            Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} {beside}: fits on {gpu_text}"),
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]

@@ -62,7 +62,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     window.loader_end_count = len(restarts_s)
     if restarts_s:
         usual_s = [step.data_s or 0.0 for step in measured if not step.follows_loader_end]
-        window.loader_restart_s = statistics.fmean(restarts_s) - statistics.median(usual_s or [0.0])
+        window.loader_restart_s = max(0.0, statistics.fmean(restarts_s) - statistics.median(usual_s or [0.0]))
     window.checkpoint_s = math.fsum(_values(measured, "checkpoint_s"))
     window.validation_s = math.fsum(_values(measured, "validation_s"))
     timed = [step for step in measured if (step.step_s or 0.0) > 0]

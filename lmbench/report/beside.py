@@ -94,7 +94,8 @@ def endurance_lines(run: RunRecord) -> list[Line]:
 def _saving(saving: Saving) -> list[Line]:
     """How long checkpoints block, what they do to steps beside their writing, and what they cost in all."""
     size = f" of {gib(saving.checkpoint_bytes)}" if saving.checkpoint_bytes else ""
-    blocked = f"{saving.count} checkpoints{size} block {milliseconds(saving.blocked_s)} ms each"
+    checkpoints = "checkpoint" if saving.count == 1 else "checkpoints"
+    blocked = f"{saving.count} {checkpoints}{size} block {milliseconds(saving.blocked_s)} ms each"
     slower = _with_interval(saving.slowed_fraction or 0.0, saving.slowed_interval or ())
     every, cost = saving.interval_steps or 0.0, saving.cost_fraction or 0.0
     total = f"in all {_with_interval(cost, saving.cost_interval or ())} time at one every {every:.0f} steps"

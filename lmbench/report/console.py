@@ -61,7 +61,10 @@ def print_text(text: str, console: Console) -> None:
 
 def _folded(text: str, console: Console, indent: str) -> str:
     width = min(_WIDEST_TEXT, console.width)
-    return "\n".join(wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
+    # A percentage stays on one line.
+    joined = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = wrap(joined, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 class _Fitted:

@@ -77,7 +77,7 @@ def banner(run: RunRecord) -> list[Line]:
         return []
     model, data, window, run_pass = run.model, run.data, run.window, pass_of(run)
     environment, fp8 = run.environment or RunEnvironment(), run.model.fp8 or Fp8Layers()
-    shape = "batch as the data gives it"
+    trained, shape = model.trainable_parameter_count, "batch as the data gives it"
     if data.batch_size:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
     accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
@@ -92,6 +92,7 @@ def banner(run: RunRecord) -> list[Line]:
             "model",
             model.size or model.name or "(not built)",
             model.parameter_count and f"{count(model.parameter_count)} parameters",
+            trained not in (None, model.parameter_count) and f"{count(trained)} of them trained",
             model.num_heads and model.head_dim and f"heads {model.num_heads}, head_dim {model.head_dim}",
             model.is_causal and "causal",
             model.attention and f"attention {model.attention}",

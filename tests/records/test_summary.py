@@ -80,6 +80,14 @@ def test_where_every_step_is_short_none_is_counted_as_left_out():
     assert (run.window.short_count, run.phases.step.n) == (0, 2)
 
 
+def test_a_loader_that_restarts_in_less_than_a_usual_wait_costs_nothing():
+    run, steps = RunRecord(SCHEMA_VERSION, "ok"), [_step(step) for step in range(4)]
+    for step, wait_s in zip(steps, (0.002, 0.001, 0.002, 0.002), strict=True):
+        step.data_s, step.follows_loader_end = wait_s, wait_s == 0.001
+    complete_run(run, steps)
+    assert (run.window.loader_end_count, run.window.loader_restart_s) == (1, 0.0)
+
+
 def test_parameters_of_another_dtype_than_the_precisions_are_in_the_reason_for_no_mfu():
     run = RunRecord(SCHEMA_VERSION, "ok", precision="32-true", device_type="cuda")
     run.model.dtype = "bfloat16, float32"

@@ -64,6 +64,16 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
     assert most in flat(shown(run))
 
 
+def test_adapters_are_shown_as_the_trained_part_of_the_parameters_and_a_number_stays_with_its_unit():
+    run = decode_run(DATA)
+    assert "trained" not in shown(run)
+    run.model.trainable_parameter_count = 24_576
+    assert f"{run.model.parameter_count / 1e6:.4g} M parameters, 24.58 k of them trained," in flat(shown(run))
+    for length in range(1, 80):
+        run.guards = [Guard("spread", "warn", message=f"{'x' * length} 25.5 % of it")]
+        assert "25.5 %" in shown(run)
+
+
 @pytest.mark.parametrize(
     ("synchronized_s", "words"),
     [(0.052, "the difference is communication"), (0.048, "no difference above")],
