@@ -17,7 +17,7 @@ from msgspec import Struct
 from lmbench.errors import UsageError
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
-from lmbench.records.load import StoredRun, find_runs, load_known
+from lmbench.records.load import StoredRun, find_runs, load_known, process_of
 from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
@@ -209,8 +209,10 @@ class Frame:
 
     @cached_property
     def ok(self) -> dict[int, list[StoredRun]]:
-        """The shown runs of each cell that ended well, on which all statistics rest; cells without one are left out."""
-        return {cell: runs for cell in self.rows if (runs := self.runs_of(cell, "ok"))}
+        """The shown runs of each cell that ended well, the first of each process, on which all statistics rest; cells
+        without one are left out."""
+        samples = {cell: {process_of(run): run for run in reversed(self.runs_of(cell, "ok"))} for cell in self.rows}
+        return {cell: [*runs.values()][::-1] for cell, runs in samples.items() if runs}
 
     def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
         """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""
