@@ -87,6 +87,12 @@ def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, re
     assert (comparison.verdict, left_out.path, left_out.reason) == ("same", str(left_out_path), reason)
 
 
+def test_the_name_of_a_side_may_be_longer_than_that_of_a_file(tmp_path):
+    a, b = make_sides(tmp_path)
+    selector = f"@{','.join(['trainer.precision=bf16-mixed'] * 12)}"
+    assert compared(a + selector, b).verdict == "slower"
+
+
 def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
     sides = make_sides(tmp_path, TIMES)
     broken = make_run(tmp_path / "b", run_id="broken") / "run.json"
