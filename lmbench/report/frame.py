@@ -130,7 +130,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups, seen = dict[Path | None, Group](), set()
+    groups, seen, trials = dict[Path | None, Group](), set(), set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
@@ -140,8 +140,13 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
         identity = home, run.record.run_id, run.record.started_at, run.record.pid
         if None not in identity[2:] and identity in seen:
             group.copies.append(folder.name)
-        # The trials of a search are not cells.
-        elif value_at(run.record, "sweep.search") != "trial":
+            continue
+        # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
+        # further repeats, which come behind it, are no cell either.
+        cell = home, value_at(run.record, "sweep.cell")
+        if value_at(run.record, "sweep.search") == "trial":
+            trials.add(cell)
+        elif cell not in trials:
             seen.add(identity)
             group.rows.append(_row(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
