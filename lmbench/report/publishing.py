@@ -107,11 +107,11 @@ def _by_cell(frame: Frame) -> Frame:
 
 
 def _by_run(frame: Frame) -> Frame:
-    """The frame in which each run that a table counts is a cell, without a baseline."""
+    """The frame in which each process that a table counts is a cell, without a baseline."""
     rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
     for cell, runs in frame.rows.items():
         for row in runs:
-            if row.is_counted:
+            if row.run in frame.ok.get(cell, ()):
                 facts[len(rows)] = {**frame.facts[cell], **_environment([row]), "repeat": row.repeat}
                 rows[len(rows)] = [row]
     return Frame(rows, facts)
