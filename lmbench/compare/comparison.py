@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ from lmbench.compare.sides import (
 )
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun, guards_by_name, process_of
-from lmbench.records.named import shown_path
+from lmbench.records.named import repeat_command
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
@@ -284,9 +283,10 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     if step.noise_floor_fraction is None:
         cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)):
-        if len(runs) < MIN_REPEATS:
-            config = quote(shown_path(runs[0].path / "config.yaml"))
-            cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
+        # A user's own script records no configuration, and lmbench has no command for it.
+        if len(runs) < MIN_REPEATS and runs[0].record.config is not None:
+            command = repeat_command(runs[0].record, runs[0].path)
+            cell.notes.append(f"repeats of {side}: {command} --repeats {MIN_REPEATS}")
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:

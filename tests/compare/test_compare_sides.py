@@ -87,6 +87,14 @@ def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, re
     assert (comparison.verdict, left_out.path, left_out.reason) == ("same", str(left_out_path), reason)
 
 
+def test_a_side_of_few_repeats_is_told_the_command_for_more_if_its_run_records_one(tmp_path):
+    make_run(tmp_path / "a", replay_command="lmbench validate --config a.yaml")
+    make_run(tmp_path / "b", config=None)
+    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
+    notes = [note for note in cell.notes if note.startswith("repeats of")]
+    assert notes == ["repeats of A: lmbench validate --config a.yaml --repeats 3"]
+
+
 def test_the_name_of_a_side_may_be_longer_than_that_of_a_file(tmp_path):
     a, b = make_sides(tmp_path)
     selector = f"@{','.join(['trainer.precision=bf16-mixed'] * 12)}"
