@@ -185,14 +185,15 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         about: dotted names of what is compared; with names, any other difference makes a cell invalid.
 
     Raises:
-        UsageError: a side names no result, both hold the same run, no cell is on both sides, or noise.json is damaged.
+        UsageError: a side names no result, both hold runs of one process, no cell is on both sides, or noise.json is
+            damaged.
     """
     side_a, side_b = read_side(a), read_side(b)
     processes = {process_of(run) for run in side_b.runs}
     if same := [str(run.path) for run in side_a.runs if process_of(run) in processes]:
         raise UsageError(
-            f"A ({a}) and B ({b}) hold the same results, {len(same)} runs such as {same[0]!r}; give two that were "
-            "measured apart"
+            f"A ({a}) and B ({b}) hold runs of the same processes, {len(same)} such as {same[0]!r}; give two that "
+            "processes of their own measured"
         )
     runs = [*side_a.runs, *side_b.runs]
     check_about(about, runs)

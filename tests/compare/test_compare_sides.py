@@ -113,15 +113,16 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
             compared(tmp_path / "a", path)
 
 
-def test_runs_of_one_process_are_one_sample_and_the_same_results_twice_are_refused(tmp_path):
+def test_runs_of_one_process_are_one_sample_and_on_both_sides_are_refused(tmp_path):
     a, b = make_sides(tmp_path, TIMES, pid=77)
     (cell,) = compared(a, b).cells
     assert (cell.verdict, cell.metrics[0].ratio.n_b) == ("undecided", 1)
     assert all("one process is one sample" in run.reason for run in cell.left_out_b)
-    copy = shutil.copytree(a, tmp_path / "copy")
+    copy = shutil.copytree(b, tmp_path / "copy")
     make_run(copy)
-    with pytest.raises(UsageError, match=r"hold the same results, 3 runs such as"):
-        compared(a, copy)
+    for other in (copy, make_run(tmp_path / "further", pid=77)):
+        with pytest.raises(UsageError, match=r"hold runs of the same processes, 3 such as"):
+            compared(b, other)
 
 
 def test_cells_of_two_sweeps_meet_by_their_axes_and_those_that_fit_on_neither_side_are_not_judged(tmp_path):
