@@ -70,8 +70,7 @@ class Bisection:
         self._differences[bad] = list(step.ratio.differences)
         change = math.log(step.ratio.point)
         while True:
-            _, *others = self._differences.values()
-            probabilities = probabilities_of([[], *others], change)
+            probabilities = probabilities_of([*self._differences.values()], change)
             measured, first = list(self._differences), int(probabilities.argmax())
             index = next_suspect(probabilities)
             if index is None or time.monotonic() > self._ends_s:

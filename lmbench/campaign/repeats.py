@@ -20,7 +20,7 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
 from lmbench.records.schema import value_at
 from lmbench.records.statistics import logs_of, std_of_logs
-from lmbench.records.store import RESULTS, check_name
+from lmbench.records.store import RESULTS, check_name, file_name
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
 from lmbench.report.results import report_on
@@ -46,7 +46,7 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
     """
     base = dict(options)
     mode = base.pop("measure.mode", None)
-    name = base.pop("measure.run_id", f"{Path(str(base[CONFIG])).stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    name = base.pop("measure.run_id", file_name(f"{Path(str(base[CONFIG])).stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
     check_name("--measure.run_id", name)
     path = Path(base.pop("measure.results_dir", RESULTS), name)
     if path.exists():

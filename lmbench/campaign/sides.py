@@ -19,6 +19,8 @@ from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepF
 from lmbench.sweep.folder import read_sweep_folder
 
 _OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
+#: The `@` in front of options, unlike one in the name of a folder.
+_MARK = re.compile("@(?=[^/@]*(?:=|$))")
 #: The settings of the window. Where the user gives one of them, windows are left as they are.
 WINDOW = ("measure.min_window_s", "measure.steps")
 #: Rounds and windows where each round is a task elsewhere.
@@ -113,10 +115,10 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
     names = _apart(*options.python) if options.python else neither
     given = zip("AB", texts, options.revision or neither, options.python or neither, names, strict=True)
     for index, (side, text, revision, python, name) in enumerate(given):
-        config, mark, words = (text, "", "") if names_file(text) else text.partition("@")
+        config, *words = [text] if names_file(text) else _MARK.split(text, maxsplit=1)
         if not config:
             raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
-        sides[side] = {CONFIG: config, **(read_settings(words) if mark else {})}
+        sides[side] = {CONFIG: config, **(read_settings(*words) if words else {})}
         if repeated := sides[side].keys() & settings:
             raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
         values = {variable: pair[index] for variable, *pair in pairs}

@@ -34,7 +34,7 @@ def list_(*results: Result, where: str | None = None, limit: PositiveInt = 20, n
     find_runs([path])
     earlier = name_result(name, path)
     lines = [Line(name, shown_path(path.resolve()), is_whole=True)]
-    return Answer([*lines, *([Line("was", shown_path(RESULTS / earlier), is_whole=True)] if earlier else [])])
+    return Answer([*lines, *([Line("was", shown_path(earlier), is_whole=True)] if earlier else [])])
 
 
 def show(*results: Result) -> Answer:

@@ -15,7 +15,7 @@ from lmbench.commands.words import read_options
 from lmbench.configs import find_shipped, is_yaml, shipped_studies
 from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import shown
-from lmbench.records.store import SWEEP_FILE, check_name
+from lmbench.records.store import SWEEP_FILE, check_name, file_name
 from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
@@ -123,7 +123,7 @@ def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str
     problem = f"sweep {study!r} is no file, no sweep's folder and no study"
     source = find_shipped(study, shipped_studies(), "sweeps", problem)
     file, places = read_sweep_file(source)
-    name = source.stem if how.name is None else how.name
+    name = file_name(source.stem) if how.name is None else how.name
     check_name("--name", name)
     return how.results_dir / name, file, places
 

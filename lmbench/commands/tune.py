@@ -7,7 +7,7 @@ from pathlib import Path
 from lmbench.commands.words import read_budget, read_configuration, read_size
 from lmbench.configs import find_config
 from lmbench.fit_options import option_words
-from lmbench.records.store import check_name
+from lmbench.records.store import check_name, file_name
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
@@ -63,7 +63,7 @@ def tune(
     find_config(str(options[CONFIG]))
     is_plan = for_ == "memory"
     goal, axes, budget_s = goal_of("peak" if is_plan else for_), read_space(space), read_budget(budget)
-    folder = name or f"tune-{Path(str(options[CONFIG])).stem}"
+    folder = name or file_name(f"tune-{Path(str(options[CONFIG])).stem}")
     check_name("--name", folder)
     given = {"space": space, "budget": budget, "for": for_, "at_most": at_most}
     words = option_words({name: str(value) for name, value in given.items() if value is not None})

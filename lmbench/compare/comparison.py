@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ from lmbench.compare.sides import (
 )
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun, guards_by_name, process_of
-from lmbench.records.named import shown_path
+from lmbench.records.named import repeat_command
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
@@ -186,14 +185,15 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         about: dotted names of what is compared; with names, any other difference makes a cell invalid.
 
     Raises:
-        UsageError: a side names no result, both hold the same run, no cell is on both sides, or noise.json is damaged.
+        UsageError: a side names no result, both hold runs of one process, no cell is on both sides, or noise.json is
+            damaged.
     """
     side_a, side_b = read_side(a), read_side(b)
     processes = {process_of(run) for run in side_b.runs}
     if same := [str(run.path) for run in side_a.runs if process_of(run) in processes]:
         raise UsageError(
-            f"A ({a}) and B ({b}) hold the same results, {len(same)} runs such as {same[0]!r}; give two that were "
-            "measured apart"
+            f"A ({a}) and B ({b}) hold runs of the same processes, {len(same)} such as {same[0]!r}; give two that "
+            "processes of their own measured"
         )
     runs = [*side_a.runs, *side_b.runs]
     check_about(about, runs)
@@ -284,9 +284,10 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     if step.noise_floor_fraction is None:
         cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)):
-        if len(runs) < MIN_REPEATS:
-            config = quote(shown_path(runs[0].path / "config.yaml"))
-            cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
+        # A user's own script records no configuration, and lmbench has no command for it.
+        if len(runs) < MIN_REPEATS and runs[0].record.config is not None:
+            command = repeat_command(runs[0].record, runs[0].path)
+            cell.notes.append(f"repeats of {side}: {command} --repeats {MIN_REPEATS}")
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:

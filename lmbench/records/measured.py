@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lmbench.records.endurance import Growth, StepChange
 from lmbench.records.field import (
@@ -113,7 +113,7 @@ class Window:
         "and garbage collection before and after.",
         factory=list,
     )
-    turn_steps_s: Annotated[list[float] | None, "s"] = about(
+    turn_steps_s: Annotated[list[Annotated[float, Meta(gt=0, le=1e12)]] | None, "s"] = about(
         "Typical `step_s` of each turn, the trimean of its steps; null where no other process measured in between."
     )
     replaced_functions: list[str] | None = about(

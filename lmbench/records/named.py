@@ -16,7 +16,8 @@ from lmbench.records.load import find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RESULTS, RUNS_FOLDER, SWEEP_FILE
 
-_LAST = re.compile(r"(?P<folder>[^@]*/)?last(?:~(?P<back>\d+))?(?P<rest>[/@].*)?")
+#: A folder's name may have an `@` that begins no `@AXIS=VALUE`.
+_LAST = re.compile(r"(?P<folder>(?:[^@]|@(?![^/]*=))*/)?last(?:~(?P<back>\d+))?(?P<rest>[/@].*)?")
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?P<rest>[/@].*)?")
 
 
@@ -63,7 +64,8 @@ def given_names() -> dict[str, Path]:
     if not RESULTS.is_dir():
         return {}
     links = (path for path in sorted(RESULTS.iterdir()) if path.is_symlink() and _NAME.fullmatch(path.name))
-    return {path.name: path.readlink() for path in links}
+    # Path.resolve raises where a link leads to itself.
+    return {path.name: Path(os.path.realpath(path)) for path in links}
 
 
 def find_result(text: str) -> str:
@@ -94,10 +96,11 @@ def find_result(text: str) -> str:
         # The name of a run or sweep may be that of a shipped file, which some commands take too.
         is_shipped = match["name"] in shipped_configs() or match["name"] in shipped_studies()
         return str(RESULTS / text) if (RESULTS / match["name"]).is_dir() and not is_shipped else text
-    path = RESULTS / names[match["name"]]
-    if not path.is_dir():
+    target = names[match["name"]]
+    path = shown_path(target)
+    if not target.is_dir():
         raise UsageError(f"{match['name']!r} was the name of {path}, which is gone; give the name to another result")
-    return os.path.normpath(path) + (match["rest"] or "")
+    return path + (match["rest"] or "")
 
 
 def name_result(name: str, path: Path) -> Path | None:
@@ -117,7 +120,8 @@ def name_result(name: str, path: Path) -> Path | None:
         RESULTS.mkdir(exist_ok=True)
         # An interruption in between leaves the name as it was.
         temporary = link.with_name(f".{name}.{os.getpid()}")
-        temporary.symlink_to(os.path.relpath(path, RESULTS))
+        # The folder of results may be a link itself, and the kernel reads `..` from where that leads.
+        temporary.symlink_to(os.path.relpath(path.resolve(), RESULTS.resolve()))
         temporary.replace(link)
     except OSError as error:
         raise UsageError(

@@ -47,6 +47,11 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
+def file_name(text: str) -> str:
+    """The text as a plain file name: `-` in the place of what `check_name` refuses."""
+    return _UNFIT.sub("-", text).strip("-.")
+
+
 def check_name(what: str, name: str) -> None:
     """Raises UsageError for a name that is not a plain file name; `what` says what was to be named."""
     if _UNFIT.search(name) or name.startswith(".") or not name:

@@ -47,8 +47,8 @@ def input_lines(run: RunRecord) -> list[Line]:
     if facts.reason or facts.resident_step_s is None:
         return [Line("input", f"not measured: {facts.reason or 'the step without a loader is unknown'}")]
     settings = ", ".join(f"{name}={value}" for name, value in facts.fix.items())
-    # On a busy machine the model alone may have had a better moment than the window.
-    bound_s = min(step.mean_s - facts.resident_step_s, facts.waited_s or 0.0)
+    # On a busy machine the model alone may have had a better moment than the window, or a worse one.
+    bound_s = max(0.0, min(step.mean_s - facts.resident_step_s, facts.waited_s or 0.0))
     bound = f"input-bound by {percent(bound_s / step.mean_s)} of the step" if settings else "fine"
     slow = [
         f"{line} {milliseconds(line_s)} ms"

@@ -221,7 +221,8 @@ def _speedup(frame: Frame, cell: int, base: int, scale: float = 1.0) -> Any:
 
 def _efficiency(frame: Frame, cell: int, base: int) -> Any:
     """The speed-up divided by the ratio of ranks: weak scaling if the batch of a rank stays, strong if it shrinks."""
-    ranks, base_ranks = (int(str(frame.facts[side].get("ranks") or 1)) for side in (cell, base))
+    # A run that died early has its ranks as planned, such as `auto`.
+    ranks, base_ranks = (max(frame.numbers(side, "world_size"), default=1) for side in (cell, base))
     return _speedup(frame, cell, base, base_ranks / ranks)
 
 

@@ -18,7 +18,7 @@ from lmbench.errors import UsageError
 from lmbench.files import is_file
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
-from lmbench.records.load import StoredRun, find_runs, load_known
+from lmbench.records.load import StoredRun, find_runs, load_known, process_of
 from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
@@ -131,7 +131,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups, seen = dict[Path | None, Group](), set()
+    groups, seen, trials = dict[Path | None, Group](), set(), set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
@@ -141,8 +141,13 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
         identity = home, run.record.run_id, run.record.started_at, run.record.pid
         if None not in identity[2:] and identity in seen:
             group.copies.append(folder.name)
-        # The trials of a search are not cells.
-        elif value_at(run.record, "sweep.search") != "trial":
+            continue
+        # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
+        # further repeats, which come behind it, are no cell either.
+        cell = home, value_at(run.record, "sweep.cell")
+        if value_at(run.record, "sweep.search") == "trial":
+            trials.add(cell)
+        elif cell not in trials:
             seen.add(identity)
             group.rows.append(_row(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
@@ -228,8 +233,10 @@ class Frame:
 
     @cached_property
     def ok(self) -> dict[int, list[StoredRun]]:
-        """The shown runs of each cell that ended well, on which all statistics rest; cells without one are left out."""
-        return {cell: runs for cell in self.rows if (runs := self.runs_of(cell, "ok"))}
+        """The shown runs of each cell that ended well, the first of each process, on which all statistics rest; cells
+        without one are left out."""
+        samples = {cell: {process_of(run): run for run in reversed(self.runs_of(cell, "ok"))} for cell in self.rows}
+        return {cell: [*runs.values()][::-1] for cell, runs in samples.items() if runs}
 
     def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
         """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""

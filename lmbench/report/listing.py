@@ -50,7 +50,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     Raises:
         UsageError: there is no result, or none that matches `where`.
     """
-    newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
+    newest, names = results_in(folders), {path: name for name, path in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
     conditions = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
     entries, known = list[_Entry](), defaultdict[str, set[str]](set)

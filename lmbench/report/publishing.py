@@ -19,8 +19,8 @@ from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.store import RUN_FILE, write_whole
-from lmbench.records.vocabulary import MIN_REPEATS, Values
-from lmbench.report.answer import Answer, Line
+from lmbench.records.vocabulary import MIN_REPEATS
+from lmbench.report.answer import Answer, Line, Value
 from lmbench.report.facts import Facts, commit_text, environment_of
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
@@ -31,7 +31,7 @@ from lmbench.report.view import Catalogue
 class _StoredAnswer(Struct):
     """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
 
-    tables: dict[str, list[Values]]
+    tables: dict[str, list[dict[str, Value]]]
     headline: list[tuple[str, str]] = []
     notes: list[tuple[str, str]] = []
 
@@ -107,11 +107,11 @@ def _by_cell(frame: Frame) -> Frame:
 
 
 def _by_run(frame: Frame) -> Frame:
-    """The frame in which each run that a table counts is a cell, without a baseline."""
+    """The frame in which each process that a table counts is a cell, without a baseline."""
     rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
     for cell, runs in frame.rows.items():
         for row in runs:
-            if row.is_counted:
+            if row.run in frame.ok.get(cell, ()):
                 facts[len(rows)] = {**frame.facts[cell], **_environment([row]), "repeat": row.repeat}
                 rows[len(rows)] = [row]
     return Frame(rows, facts)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from lmbench.records.load import guards_by_name, process_of
+from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
@@ -111,8 +111,8 @@ def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> 
     for name, known in environment_of(row.facts for row in frame.rows[cell] if row.is_counted).items():
         if len(known) > 1:
             notes.append(f"mean over runs that differ in {name}: {', '.join(known)}")
-    if (processes := len({process_of(run) for run in runs})) < len(runs):
-        notes.append(f"runs: {len(runs)}, processes: {processes}; runs of one process are one sample")
+    if (processes := len(frame.ok.get(cell, ()))) < len(runs):
+        notes.append(f"runs: {len(runs)}, processes: {processes}; one process is one sample, its first run")
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
         notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
     if any(run.record.compile.is_attention_fused for run in runs):

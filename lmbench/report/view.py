@@ -250,17 +250,20 @@ class Catalogue:
         return tuple(names)
 
 
-def _view_of_study(name: str) -> tuple[str, Any, Iterable[str], Mapping[str, str]]:
-    """The name of a study, its view as its file has it, its axes, and the places of its settings in the file."""
+def _view_of_study(name: str, *referring: str) -> tuple[str, Any, Iterable[str], Mapping[str, str]]:
+    """The name of a study, its view as its file has it, its axes, and the places of its settings in the file.
+
+    `referring` are the studies that refer to this one for their view.
+    """
     path = Path(name) if is_yaml(name) else shipped_studies().get(name)
     if path is None:
         names = [GENERIC.name, *(study for study in shipped_studies() if not study.startswith("tiny_"))]
         raise unknown("view", name, names, ", or give a study's file")
     text, content = read_yaml(path, f"study {str(path)!r}")
     view = content.get("view") if isinstance(content, Mapping) else None
-    if view is None or view == name:
+    if view is None or view in (name, *referring):
         raise UsageError(f"{path}: the study has no `view:`; give one with title and tables, or another study's name")
     if isinstance(view, str):
-        return _view_of_study(view)
+        return _view_of_study(view, name, *referring)
     matrix = content.get("matrix")
     return path.stem, view, matrix if isinstance(matrix, Mapping) else (), lines_of(text, str(path))

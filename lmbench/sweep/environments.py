@@ -81,7 +81,10 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
         if spec.revision is not None:
             try:
                 root, commit = resolve_revision(spec.revision)
-                folder = check_out(root, commit) / Path.cwd().relative_to(root)
+                here = Path.cwd().relative_to(root)
+                folder = check_out(root, commit) / here
+                if not folder.is_dir():
+                    raise UsageError(f"its revision has no folder {str(here)!r}; start from one that it has")
             except UsageError as error:
                 raise UsageError(f"environment {name}: {error}") from error
         # A sweep's folder holds a mask in the place of a secret. Its value has to be exported again.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,11 @@ from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
 from lmbench.records.schema import value_at
+from lmbench.records.store import file_name
 from lmbench.records.vocabulary import SIDE, Values
 from lmbench.sweep.environments import HERE, Environment, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFile
 
-_UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_NAME = 70
 _COMPILED_ALIKE = (PASS, SIDE, "seed_everything")
 
@@ -242,5 +241,5 @@ def _part(axis: str, value: Any) -> str:
     """A value as a part of a cell's id; a number or flag follows its option's name."""
     if value is None or (axis, value) == (PASS, TIMING):
         return ""
-    text = _UNFIT.sub("-", value if isinstance(value, str) else as_json(value)).strip("-.")
+    text = file_name(value if isinstance(value, str) else as_json(value))
     return text if isinstance(value, str) else f"{axis.rpartition('.')[2]}-{text}"

@@ -19,6 +19,7 @@ FILES = {
     "largest.yaml": f"largest: data.context_length\n{GRID}",
     "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
     "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
+    "round.yaml": "view: about.yaml", "about.yaml": "view: round.yaml",
     "twice.yaml": "measure: {steps: 3}\ntrainer:\n  max_steps: 3\n  max_steps: 4\n",
     "wrong.yaml": "data:\n  batch_size: x\ntrainer:\n  max_stps: 4\n",
     "flat.yaml": "axes: {precision: [bf16-mixed]}", "away.yaml": "axes: {precisoin: null}",

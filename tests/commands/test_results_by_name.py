@@ -120,6 +120,20 @@ def test_every_command_takes_names_for_results(results, listed, printed, capsys)
     assert len(lmbench.load("results")) == 11
 
 
+def test_names_and_folders_of_results_that_are_links_or_have_an_at_sign(results, listed, printed):
+    far, outside = results.parent / "disk" / "of" / "me@site" / "results", results.parent / "elsewhere" / "other"
+    far.parent.mkdir(parents=True)
+    results.rename(far)
+    results.symlink_to(far)
+    make_run(outside, {}, {"run_id": "other"})
+    for name, path in (("baseline", "last"), ("baseline", "results/baseline"), ("reference", str(outside))):
+        printed("list", f"--name={name}", path)
+        assert printed("show", name) == printed("show", path)
+    (results / "loop").symlink_to("loop")
+    assert listed()[0]["name"] == "baseline"
+    assert printed("show", f"{far}/last") == printed("show", "last")
+
+
 def test_a_sweep_with_fewer_runs_than_planned_says_so_and_its_rate_is_that_of_its_mean_step(results, listed):
     shutil.rmtree(results / "grid" / "runs" / "medium-bf16-mixed-r1")
     assert listed()[1]["outcome"] == "1 oom, 7 of 8 runs"

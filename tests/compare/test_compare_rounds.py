@@ -131,6 +131,11 @@ def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_pat
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]
 
 
+def test_a_run_with_a_turn_of_no_time_is_damaged(tmp_path):
+    cell = compared(tmp_path, quiet(7), {("A", 3): {"window__turn_steps_s": [0.05, 0.0]}})
+    assert (cell.verdict, len(cell.used_a)) == ("same", 6)
+
+
 def test_rounds_in_turns_have_the_median_difference_of_their_turns(tmp_path):
     # One turn was disturbed on both sides.
     turns = {

@@ -88,6 +88,20 @@ def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, re
     assert (comparison.verdict, left_out.path, left_out.reason) == ("same", str(left_out_path), reason)
 
 
+def test_a_side_of_few_repeats_is_told_the_command_for_more_if_its_run_records_one(tmp_path):
+    make_run(tmp_path / "a", replay_command="lmbench validate --config a.yaml")
+    make_run(tmp_path / "b", config=None)
+    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
+    notes = [note for note in cell.notes if note.startswith("repeats of")]
+    assert notes == ["repeats of A: lmbench validate --config a.yaml --repeats 3"]
+
+
+def test_the_name_of_a_side_may_be_longer_than_that_of_a_file(tmp_path):
+    a, b = make_sides(tmp_path)
+    selector = f"@{','.join(['trainer.precision=bf16-mixed'] * 12)}"
+    assert compared(a + selector, b).verdict == "slower"
+
+
 def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
     sides = make_sides(tmp_path, TIMES)
     broken = make_run(tmp_path / "b", run_id="broken") / "run.json"
@@ -104,15 +118,16 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
             compared(tmp_path / "a", path)
 
 
-def test_runs_of_one_process_are_one_sample_and_the_same_results_twice_are_refused(tmp_path):
+def test_runs_of_one_process_are_one_sample_and_on_both_sides_are_refused(tmp_path):
     a, b = make_sides(tmp_path, TIMES, pid=77)
     (cell,) = compared(a, b).cells
     assert (cell.verdict, cell.metrics[0].ratio.n_b) == ("undecided", 1)
     assert all("one process is one sample" in run.reason for run in cell.left_out_b)
-    copy = shutil.copytree(a, tmp_path / "copy")
+    copy = shutil.copytree(b, tmp_path / "copy")
     make_run(copy)
-    with pytest.raises(UsageError, match=r"hold the same results, 3 runs such as"):
-        compared(a, copy)
+    for other in (copy, make_run(tmp_path / "further", pid=77)):
+        with pytest.raises(UsageError, match=r"hold runs of the same processes, 3 such as"):
+            compared(b, other)
 
 
 def test_cells_of_two_sweeps_meet_by_their_axes_and_those_that_fit_on_neither_side_are_not_judged(tmp_path):

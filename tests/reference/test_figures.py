@@ -97,6 +97,12 @@ def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path, p
     axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
     change = {"environment.code": code}
     make_sweep(tmp_path / "precision", axes, view="precision", repeats=3, change=lambda *_: change)
+    # A further run of a process is no sample.
+    (run, *_) = (tmp_path / "precision" / "runs").iterdir()
+    record = json.loads((run / "run.json").read_text())
+    again = run.with_name(f"{run.name.rpartition('-r')[0]}-r3")
+    again.mkdir()
+    (again / "run.json").write_text(json.dumps(record | {"run_id": again.name}))
     page, rows = publish(tmp_path)
     assert len(tables_of(page)) == 2
     assert without_row(page, rows) == set()
@@ -130,6 +136,7 @@ def test_a_folder_of_answers_alone_is_published(tmp_path, refused):
     headline = [["measured", "NVIDIA H9, lmbench commit c0ffeec0f"]]
     answer = {"tables": {"arms": [{"arm": "harness", "step_s": 0.1004}]}, "headline": headline}
     (tmp_path / "overhead.json").write_text(json.dumps(answer))
+    (tmp_path / "other.json").write_text('{"tables": {"spans": [{"begin_s": [1, 2]}]}}')
     page, rows = publish(tmp_path)
     assert [row["arm"] for row in rows] == ["harness"]
     assert is_of_one_commit(page, rows)

@@ -7,7 +7,7 @@ import shutil
 import statistics
 
 import pytest
-from runs import make_run, make_sweep, rows_of, section_of
+from runs import ended, make_run, make_sweep, rows_of, section_of
 
 from lmbench.report.results import rows_table
 
@@ -74,6 +74,16 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
         ("± std of the steps within one run", "of 3 runs, not counted: 2 interrupted"),
         ("not decided: fewer than 3 processes on a side; --repeats 3",),
     ]
+
+
+def test_runs_of_one_process_are_one_sample(tmp_path):
+    for index, step_s in enumerate([0.1, 0.11, 0.12]):
+        make_run(tmp_path / str(index), {}, {"run_id": str(index), "pid": 7, STEP: step_s})
+    (table,) = section_of(tmp_path).tables[:1]
+    figure = table.cells[0][0]
+    assert (figure.value, figure.low) == (0.1, None)
+    assert figure.notes == ("runs: 3, processes: 1; one process is one sample, its first run",)
+    assert table.caption.endswith("mean ± std of the steps within one run")
 
 
 def test_sizes_of_several_widths_are_in_one_chart_unless_a_size_has_several_shapes(tmp_path):
@@ -162,6 +172,8 @@ def test_a_stage_of_a_tuning_is_one_table_over_its_folders_and_lacks_nothing(tmp
 def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(tmp_path):
     def change(run, repeat):
         ranks = run["sweep"]["axes"]["trainer.devices"]
+        if ranks == "auto":
+            return {"world_size": None, **ended("timeout", "setup")}
         rate = {1: 100, 2: 199, 4: 300}[ranks] * (1 + 0.01 * repeat)
         return {"world_size": ranks, "throughput.tokens_per_s": rate}
 
@@ -170,8 +182,9 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
         "tables": [{"title": "T", "columns": ["scaling_efficiency_fraction"]}],
         "baseline": {"ranks": 1},
     }
-    home = make_sweep(tmp_path / "s", {"trainer.devices": [1, 2, 4]}, view=view, repeats=3, change=change)
-    figures = [row[-1] for row in section_of(home).tables[0].cells]
+    home = make_sweep(tmp_path / "s", {"trainer.devices": [1, 2, 4, "auto"]}, view=view, repeats=3, change=change)
+    *figures, died = (row[-1] for row in section_of(home).tables[0].cells)
+    assert died.text == "timeout (setup)"
     assert [figure.value for figure in figures] == pytest.approx([1, 0.995, 0.75])
     assert [bool(figure.notes) for figure in figures] == [False, True, False]
     assert figures[2].low < 0.75 < figures[2].high < 0.8

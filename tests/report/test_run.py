@@ -12,6 +12,7 @@ from paths import RUNS
 from tables import flat
 
 from lmbench.records.codec import decode_run, encode_run
+from lmbench.records.input_pipeline import InputPipeline
 from lmbench.records.measured import Guard
 from lmbench.records.summary import complete_run
 from lmbench.report.render import render
@@ -82,6 +83,13 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
     """The steps vary by 0.12 ms."""
     run = decode_run(DATA)
     run.probe.synchronized_step_s, run.probe.unsynchronized_step_s = synchronized_s, 0.05
+    assert words in flat(shown(run))
+
+
+@pytest.mark.parametrize(("resident_s", "words"), [(0.04, "input-bound by 19.8 %"), (0.06, "input-bound by 0.0 %")])
+def test_no_step_is_input_bound_by_less_than_nothing(resident_s, words):
+    run = decode_run(DATA)
+    run.input_pipeline = InputPipeline(resident_step_s=resident_s, waited_s=0.01, fix={"num_workers": 2})
     assert words in flat(shown(run))
 
 

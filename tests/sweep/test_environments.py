@@ -71,6 +71,10 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
     within = at("HEAD~1")
     assert within.folder.name == "src"
     assert "revision 1" in origin_of(within, "mine").read_text()
+    Path("new").mkdir()
+    monkeypatch.chdir("new")
+    with pytest.raises(UsageError, match=r"environment x: its revision has no folder 'src/new'; start from"):
+        at("HEAD")
 
 
 def test_two_revisions_are_interleaved_in_one_sweep(tree):

@@ -7,6 +7,7 @@ import re
 import pytest
 from simulated_cells import SimulatedServers, records, sweep
 
+from lmbench.report.frame import read_groups
 from lmbench.sweep.execute import seek
 
 BATCH = "data.batch_size"
@@ -50,6 +51,13 @@ def test_each_cell_finds_its_own_border_and_is_measured_there_as_often_as_asked(
     assert [value for value, repeat in tried[2] if repeat] == [5, 5]
     assert {place for place, state in states.items() if state == "largest"} == {(1, 12), (2, 5)}
     assert set(states.values()) == {"trial", "largest"}
+
+
+def test_a_report_leaves_out_what_was_the_largest_before_the_search_went_further(tmp_path):
+    for most in (4, 6):
+        search(tmp_path, {1: 9, 2: 5}, repeats=2, largest={"option": BATCH, "most": most})
+        (group,) = read_groups([tmp_path], is_by_sweep=True)
+        assert sorted(row.facts["batch"] for row in group.rows) == ([5, 5, 6, 6] if most == 6 else [4] * 4)
 
 
 def test_a_restart_goes_on_where_it_was_and_an_error_ends_a_cells_search(tmp_path):

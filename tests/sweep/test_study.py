@@ -166,7 +166,8 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
 
 
 def test_a_value_that_the_command_line_rejects_is_reported_before_anything_runs(sweep, tmp_path, capsys):
-    path = write(tmp_path, "matrix: {measure.steps: [3, many]}\n")
+    # Its folder has no blank in its name.
+    path = Path(write(tmp_path, "matrix: {measure.steps: [3, many]}\n")).rename(tmp_path / "my study.yaml")
     assert [sweep(path, "--results_dir", tmp_path / "r", *dry) for dry in ([], ["--dry_run"])] == [2, 2]
     error, same = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
     assert error == same
