@@ -403,6 +403,9 @@ class MeasurementSession(LeanCallback):
     def _open_window(self) -> None:
         if self.steps_done:
             self._bypass.close()
+        if self._trainer.training:
+            # A callback may have changed it at the begin of an epoch.
+            self.run.window.micro_batches = self._trainer.accumulate_grad_batches
         if self.ranks_agree:
             self._agreed_steps = self._agreed_steps or self.schedule.steps
             self.run.window.pace_steps = self.steps_done - self.schedule.warmup_steps

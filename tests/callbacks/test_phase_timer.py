@@ -62,9 +62,10 @@ def test_a_loader_of_nothing_but_none_ends_the_run(sleeper):
 
 def test_a_loss_is_whole_also_where_a_callback_changes_the_number_of_micro_batches(sleeper):
     sleeper.training_step = lambda batch, batch_idx: sleeper.net(batch).sum() * 0 + 3
-    scheduler = GradientAccumulationScheduler({0: 1, 1: 2})
-    window, _ = measure(sleeper, scheduler, loader=SlowBatches(6))
+    scheduler = GradientAccumulationScheduler({0: 2, 2: 1})
+    window, session = measure(sleeper, scheduler, loader=SlowBatches(6))
     assert {(record.micro_batches, record.loss) for record in window} == {(1, 3.0), (2, 3.0)}
+    assert session.run.window.micro_batches == 2
 
 
 def test_validation_inside_the_window_is_subtracted(sleeper):
