@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
@@ -18,4 +19,7 @@ class LearningRate(Observer):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         index = trainer.optimizers.index(optimizer)
-        self.session.log_scalar(f"learning_rate_{index}" if index else "learning_rate", optimizer.param_groups[0]["lr"])
+        rate = optimizer.param_groups[0]["lr"]
+        # A scheduler changes a rate that is a tensor in place, before the step ends.
+        rate = rate.clone() if isinstance(rate, Tensor) else rate
+        self.session.log_scalar(f"learning_rate_{index}" if index else "learning_rate", rate)

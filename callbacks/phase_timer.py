@@ -91,8 +91,6 @@ class PhaseTimer(Observer):
         self._scaler = loss_scaler(self.trainer)
         # The first step counts as skipped if it lowers this scale.
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
-        # Lightning passes on the loss divided by the number of micro-batches of a full step.
-        self._micro_batches = self.trainer.accumulate_grad_batches if self.trainer.training else 1
         self._timeline = Timeline(clock)
         self._is_running = True
         self._restart()
@@ -117,7 +115,9 @@ class PhaseTimer(Observer):
         self._restart()
 
     def step_ended(self) -> None:
-        facts = Step(self.session.step, self._losses)
+        # Lightning passes on the loss divided by the number of micro-batches, which a callback may change each epoch.
+        divisor = self.trainer.accumulate_grad_batches if self.trainer.training else 1
+        facts = Step(self.session.step, divisor, self._losses)
         self._losses = []
         for (name, _), value in self.session.scalars.items():
             slot = self._ring.put(value) if isinstance(value, torch.Tensor) else value
@@ -206,7 +206,7 @@ class PhaseTimer(Observer):
     def _record(self, facts: Step) -> StepRecord:
         record = facts.record
         losses = [self._ring.get(slot) for slot in facts.loss_slots]
-        record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
+        record.loss = facts.loss_divisor * sum(losses) / len(losses) if losses else None
         for name, slots in facts.scalars.items():
             values = [slot if isinstance(slot, float) else self._ring.get(slot) for slot in slots]
             if name == GRADIENT_NORM:

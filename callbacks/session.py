@@ -92,7 +92,7 @@ class MeasurementSession(LeanCallback):
         self.records = deque[StepRecord](maxlen=KEPT_RECORDS)
         #: Wall seconds of the window, exclusions included; None until the window is closed.
         self.raw_wall_s: float | None = None
-        self.steps_done = 0
+        self.steps_done = self._steps_before_epoch = 0
         self.window_steps = 0
 
         self.device = torch.device("cpu")
@@ -162,7 +162,8 @@ class MeasurementSession(LeanCallback):
     def attach(self, observer: Events) -> None:
         """Add an observer for this run only, in front of the session."""
         trainer = self._trainer
-        trainer.callbacks = [*trainer.callbacks[:-1], observer, self]
+        # A user's callback may have added others behind the session.
+        trainer.callbacks = [*(c for c in trainer.callbacks if c is not self), observer, self]
         self._attached.append(observer)
         observer.setup(trainer, trainer.lightning_module, trainer.state.fn)
 
@@ -273,13 +274,16 @@ class MeasurementSession(LeanCallback):
             self.step.follows_loader_end = True
             self.run.window.loader_batches = self._last_batch + 1
         self._last_batch = batch_idx
-        self._end_batch(outputs, batch, is_step)
+        # Lightning takes no step with a batch that is None, such as one whose samples `collate_fn` left out.
+        if outputs is not None:
+            self._end_batch(outputs, batch, is_step)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not self.only_watches and not trainer.fit_loop.epoch_loop.batch_progress.current.completed:
-            # The data is empty or used up, or a hook stops each epoch at its first batch, and Lightning would begin one
-            # epoch after the other for ever.
+        if not self.only_watches and self.steps_done == self._steps_before_epoch:
+            # The data is empty, used up or nothing but None, or a hook stops each epoch at its first batch, and
+            # Lightning would begin one epoch after the other for ever.
             trainer.should_stop = True
+        self._steps_before_epoch = self.steps_done
 
     def on_train_end(self, *_: Any) -> None:
         self._finish()
@@ -399,6 +403,9 @@ class MeasurementSession(LeanCallback):
     def _open_window(self) -> None:
         if self.steps_done:
             self._bypass.close()
+        if self._trainer.training:
+            # A callback may have changed it at the begin of an epoch.
+            self.run.window.micro_batches = self._trainer.accumulate_grad_batches
         if self.ranks_agree:
             self._agreed_steps = self._agreed_steps or self.schedule.steps
             self.run.window.pace_steps = self.steps_done - self.schedule.warmup_steps

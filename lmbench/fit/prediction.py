@@ -258,7 +258,7 @@ class Prediction:
                     owner.setup("fit")
                 # As the Trainer combines them, where there are several.
                 loaders = CombinedLoader(owner.train_dataloader(), "max_size_cycle")
-                self._batch = next((batch for batch, _, _ in loaders), None)
+                self._batch = next((batch for batch, _, _ in loaders if batch is not None), None)
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -48,7 +48,7 @@ def changed(loader: DataLoader[Any], **settings: Any) -> DataLoader[Any]:
     return clone
 
 
-def endless(loader: DataLoader[Any]) -> Iterator[Any]:
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
     """The batches of one epoch after the other.
 
     Raises:

@@ -49,7 +49,10 @@ class GrowingContainers:
                 continue
             values = container.values() if isinstance(container, dict) else container
             items = list(islice(values, size, None))
-            held_bytes = sum(map(_held_bytes, tree_leaves(items)))
+            held_bytes = 0
+            # Items may hold each other, or their container.
+            with suppress(RecursionError):
+                held_bytes = sum(map(_held_bytes, tree_leaves(items)))
             if held_bytes > most_bytes:
                 kind = "tensor" if isinstance(items[0], torch.Tensor) else type(items[0]).__name__
                 most_bytes = held_bytes

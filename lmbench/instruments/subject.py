@@ -6,6 +6,8 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -197,9 +199,17 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors of a value, such as a batch, in the order of its structure."""
-    # A tokenizer's batch is a mapping that pytrees do not know.
-    leaves = tree_leaves(dict(value) if isinstance(value, Mapping) else value)
+    leaves = chain.from_iterable(tree_leaves(_plain(leaf)) for leaf in tree_leaves(value))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _plain(leaf: Any) -> Any:
+    """A tokenizer's batch, which is a mapping, and a dataclass as structures that pytrees know."""
+    if isinstance(leaf, Mapping):
+        return dict(leaf)
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        return [getattr(leaf, part.name) for part in fields(leaf)]
+    return leaf
 
 
 def padding_of(batch: Any) -> tuple[int, int]:

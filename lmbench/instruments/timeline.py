@@ -37,6 +37,7 @@ class Step:
 
     Attributes:
         record: the step's record; spans and lags are filled in later.
+        loss_divisor: the number by which the losses were divided.
         loss_slots: for each micro-batch the loss's slot in the ring of scalars.
         scalars: logged values by name: the ring's slot (int) of a device scalar, or a host number (float).
         scale_slot: the loss scale's slot in the ring.
@@ -44,6 +45,7 @@ class Step:
     """
 
     record: StepRecord
+    loss_divisor: int = 1
     loss_slots: list[int] = field(default_factory=list)
     scalars: dict[str, list[int | float]] = field(default_factory=dict)
     scale_slot: int | None = None

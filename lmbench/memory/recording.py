@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from lmbench.instruments.subject import tensors_of
 from lmbench.memory.blocks import (
     BACKWARD,
     MOMENT,
@@ -106,7 +107,7 @@ class Ledger:
 
     def note_inputs(self, batch: Any) -> None:
         """Note the tensors of a batch."""
-        self._note({"inputs": [("", leaf) for leaf in tree_leaves(batch)]})
+        self._note({"inputs": [("", tensor) for tensor in tensors_of(batch)]})
 
     def watch_saving(self) -> None:
         """Watch which tensors autograd saves, until `note_saved`."""

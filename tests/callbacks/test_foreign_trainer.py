@@ -201,6 +201,22 @@ def test_steps_without_a_loss_are_skipped_ones_so_that_phases_sum_to_the_step(re
     assert sum(means_s) == pytest.approx(phases.step.mean_s, rel=0.01)
 
 
+class Adding(Callback):
+    """Adds another callback, behind all that are there."""
+
+    def __init__(self, added):
+        self.added = added
+
+    def on_fit_start(self, trainer, pl_module):
+        trainer.callbacks.append(self.added)
+
+
+def test_a_callback_that_another_one_adds_stays_and_steps_end_once(recorder):
+    train(Adding(witness := Witness()), recorder)
+    (run,) = results(recorder)
+    assert (len(witness.seen), {step.micro_batches for step in run.steps}) == (12, {1})
+
+
 def test_an_exception_before_setup_does_not_touch_the_last_result(recorder):
     class Unprepared(Data):
         def prepare_data(self):

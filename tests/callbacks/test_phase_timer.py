@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import UserList
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from planted_device import PlantedDevice
-from strangers import SlowBatches
+from strangers import ByHand, Sleeper, SlowBatches
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.device import DEVICES
@@ -39,6 +40,32 @@ def test_a_short_last_group_says_how_short_it_is(sleeper):
     flags = {"accumulate_grad_batches": 3, "limit_train_batches": 4}
     window, _ = measure(sleeper, loader=SlowBatches(4), schedule=Schedule(0, 4), **flags)
     assert [record.micro_batches for record in window] == [3, 1, 3, 1]
+
+
+class ManyNone(SlowBatches):
+    """Yields None in place of each third batch, as a `collate_fn` does that leaves out samples."""
+
+    def __iter__(self):
+        return (batch if index % 3 else None for index, batch in enumerate(super().__iter__()))
+
+
+@pytest.mark.parametrize("kind", [Sleeper, ByHand])
+def test_a_batch_of_none_is_no_step_and_no_micro_batch(kind):
+    window, _ = measure(kind(), loader=ManyNone())
+    assert [(record.micro_batches, record.step_s > 0.009) for record in window] == [(1, True)] * 8
+
+
+def test_a_loader_of_nothing_but_none_ends_the_run(sleeper):
+    window, session = measure(sleeper, loader=UserList([None] * 3))
+    assert (window, session.steps_done) == ([], 0)
+
+
+def test_a_loss_is_whole_also_where_a_callback_changes_the_number_of_micro_batches(sleeper):
+    sleeper.training_step = lambda batch, batch_idx: sleeper.net(batch).sum() * 0 + 3
+    scheduler = GradientAccumulationScheduler({0: 2, 2: 1})
+    window, session = measure(sleeper, scheduler, loader=SlowBatches(6))
+    assert {(record.micro_batches, record.loss) for record in window} == {(1, 3.0), (2, 3.0)}
+    assert session.run.window.micro_batches == 2
 
 
 def test_validation_inside_the_window_is_subtracted(sleeper):

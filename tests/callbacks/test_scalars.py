@@ -78,6 +78,18 @@ def test_a_scheduled_learning_rate_is_the_rate_that_the_step_updated_with(logs):
     assert len({*module.seen}) > 8
 
 
+class TensorRate(Regression):
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=torch.tensor(1.0), foreach=False)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_learning_rate_that_is_a_tensor_is_the_one_before_its_scheduler_changed_it():
+    run = measure_here(TensorRate(), Data(), steps=3, warmup_steps=0, probe_steps=0)
+    assert [step.scalars["learning_rate"] for step in run.steps] == [1.0, 0.5, 0.25]
+
+
 def test_the_summary_and_the_loggers_have_the_means_of_the_window(logs):
     _, run = logs
     window = [step.loss for step in run.steps if step.stage == "window"]

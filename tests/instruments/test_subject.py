@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,6 +18,12 @@ IDS = torch.arange(8)
 LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
 
 
+@dataclass
+class Rows:
+    texts: list[str]
+    labels: tuple[torch.Tensor]
+
+
 @pytest.mark.parametrize(
     ("batch", "padding"),
     [
@@ -25,6 +32,7 @@ LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
         ({"attention_mask": torch.zeros(1, 1, 8, 8), "labels": LABELS}, 6),
         ((IDS, [LABELS]), 6),
         (UserDict(labels=LABELS), 6),
+        (Rows(["a text"], (LABELS,)), 6),
         # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
         ((IDS, torch.full((8,), -100.0), torch.eye(2).to_sparse(), torch.empty(0, dtype=torch.int64)), 0),
     ],

@@ -152,7 +152,7 @@ def test_a_users_module_is_counted_to_the_byte():
 #: gradients, optimizer state, and what no category tells.
 KINDS = {
     "Averaged": (2, 2, 4, 2), "TiedAndMoved": (0.5, 0.5, 1, 0), "ByHand": (2, 2, 4, 0), "Rows": (1, 0, 0, 0),
-    "Lazy": (2, 2, 4, 0),
+    "Lazy": (2, 2, 4, 0), "NoneFirst": (2, 2, 4, 0),
 }  # fmt: skip
 
 

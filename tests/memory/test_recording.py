@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import pytest
 import torch
 from cpu_allocator import CpuHistory, CpuWithHistory, annotate
@@ -114,6 +116,21 @@ def test_saved_tensors_logits_and_gradients_have_the_part_that_made_them(finding
     # `down` makes the gradient of relu's output, in each of two blocks and two steps.
     gradients = blocks[(blocks["phase"] == "backward") & (blocks["size_bytes"] == rounded(4 * BATCH * WIDTH))]
     assert gradients["owner"].str.fullmatch(r"blocks\.[01]\.down").sum() >= 4
+
+
+class Mapped(Model):
+    """Takes batches that are mappings which pytrees do not know, as a tokenizer's are."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return UserDict(rows=batch[0], targets=batch[1])
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch.values(), batch_idx)
+
+
+def test_a_batch_that_is_a_mapping_is_an_input(tmp_path, monkeypatch):
+    sizes = record(tmp_path, monkeypatch, Mapped()).by_category
+    assert sizes["inputs"] == 2 * (rounded(BATCH * WIDTH) + 8 * BATCH)
 
 
 class Checkpointed(Model):

@@ -17,7 +17,9 @@ import pytest
 import torch
 from fit_process import run_here
 from msgspec.structs import replace
+from strangers import Data, Regression
 from tables import rows
+from torch.utils.data import DataLoader
 
 from lmbench.cli import main
 from lmbench.data.datamodule import TokenData
@@ -29,10 +31,12 @@ from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.measured import Loss, Window
 from lmbench.records.run import RunRecord
 
-TINY = shlex.split("""
---trainer.accelerator=cpu --model.size=tiny --model.d_model=16 --model.vocab_size=64 --data.batch_size=2
---data.context_length=8 --model.num_layers=1 --measure.warmup_steps=1 --measure.steps=4 --measure.min_window_s=0
---measure.probe_steps=0
+WINDOW = shlex.split("""
+--trainer.accelerator=cpu --measure.warmup_steps=1 --measure.steps=4 --measure.min_window_s=0 --measure.probe_steps=0
+""")
+TINY = WINDOW + shlex.split("""
+--model.size=tiny --model.d_model=16 --model.vocab_size=64 --data.batch_size=2 --data.context_length=8
+--model.num_layers=1
 """)
 OPTIONS = """
 --trainer.max_epochs=-1
@@ -43,6 +47,21 @@ OPTIONS = """
 --measure.mode=forward --measure.warmup_steps=0
 --trainer.compile.backend=aot_eager
 """
+
+
+class Named(Regression):
+    def training_step(self, batch, batch_idx):
+        return self.net(batch["x"]).pow(2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class FewNamed(Data):
+    """Epochs of three batches, each a mapping."""
+
+    def train_dataloader(self):
+        return DataLoader([{"x": torch.ones(self.width)}] * 12, self.batch_size)
 
 
 def losses(measured):
@@ -58,6 +77,12 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     assert losses(bare) == (trainer.first_loss, trainer.last_loss)
     torch.testing.assert_close(module.state_dict(), trained.state_dict(), rtol=0, atol=0)
     assert (torch.get_default_dtype(), gc.isenabled()) == (torch.float32, True)
+
+
+def test_the_bare_loop_takes_mappings_and_goes_on_with_the_next_epoch():
+    words = [*WINDOW, f"--model={__name__}.Named", f"--data={__name__}.FewNamed"]
+    (bare, _), (trainer, _) = (measure_control(arm, words) for arm in ("bare", "trainer"))
+    assert losses(bare) == (trainer.first_loss, trainer.last_loss)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy  # noqa: F401  (tests' expressions use it)
+import itertools
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -145,6 +146,13 @@ class Rows(TwoLayers):
 
     def train_dataloader(self):
         return {name: TwoLayers.train_dataloader(self) for name in "ab"}
+
+
+class NoneFirst(TwoLayers):
+    """Its first batch is None, as that of a `collate_fn` that leaves out samples may be."""
+
+    def train_dataloader(self):
+        return itertools.chain([None], super().train_dataloader())
 
 
 class Lazy(TwoLayers):
