@@ -235,8 +235,14 @@ class Frame:
     def ok(self) -> dict[int, list[StoredRun]]:
         """The shown runs of each cell that ended well, the first of each process, on which all statistics rest; cells
         without one are left out."""
-        samples = {cell: {process_of(run): run for run in reversed(self.runs_of(cell, "ok"))} for cell in self.rows}
-        return {cell: [*runs.values()][::-1] for cell, runs in samples.items() if runs}
+        samples = dict[int, list[StoredRun]]()
+        for cell in self.rows:
+            first_of = dict[tuple[object, ...], StoredRun]()
+            for run in self.runs_of(cell, "ok"):
+                first_of.setdefault(process_of(run), run)
+            if first_of:
+                samples[cell] = [*first_of.values()]
+        return samples
 
     def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
         """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""
