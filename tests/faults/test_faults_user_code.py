@@ -50,7 +50,7 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, p
     assert traceback_text.endswith("ValueError: planted in the user's own code\n")
     assert f"outcome      error in {phase}" in printed.out
     # A complete window keeps its summary.
-    assert ("tokens/s" in printed.out) == (window == 20)
+    assert ("\nthroughput " in printed.out) == (window == 20)
 
 
 @pytest.mark.parametrize(
