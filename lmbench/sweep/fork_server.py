@@ -126,7 +126,8 @@ def serve(sweep: Connection, tie: int) -> list[str]:
     """Fork for each request. Returns only in a fork, with the words of its command line. The server never returns."""
     pids: list[int] = []
     heard, told = os.pipe()
-    os.set_blocking(heard, False)
+    for end in (heard, told):
+        os.set_blocking(end, False)
     while True:
         try:
             if not sweep.poll(_IDLE_S):
@@ -140,7 +141,7 @@ def serve(sweep: Connection, tie: int) -> list[str]:
             os.waitpid(pid, 0)
         pids = []
         with contextlib.suppress(BlockingIOError):
-            names = set(os.read(heard, 1 << 16).decode().split()) - set(sys.modules)
+            names = set(os.read(heard, 1 << 16).decode(errors="replace").split()) - set(sys.modules)
             if names and _leaves_gpu(names):
                 import_modules(names)
         for (words, variables, log, _), pipe in zip(request, pipes, strict=True):
@@ -181,9 +182,13 @@ def become_command(variables: dict[str, str], log: str, tie: int) -> None:
 
 
 def tell_imports(told: int, known: set[str]) -> None:
-    """In a fork: write the names of the modules that later forks may inherit."""
+    """In a fork, or a rank of it: write the names of the modules that later forks may inherit.
+
+    Names for which the pipe has no room are lost: nobody reads while runs go on, so none may wait for it.
+    """
     names = [name for name in {*sys.modules} - known if name.partition(".")[0] in _INHERITED]
-    os.write(told, " ".join(["", *names, ""]).encode())
+    with contextlib.suppress(OSError):
+        os.write(told, " ".join(["", *names, ""]).encode())
 
 
 def be_lmbench(words: list[str]) -> NoReturn:

@@ -129,6 +129,12 @@ def test_a_package_that_a_run_had_to_import_is_there_in_later_runs(machine):
     assert by == server
 
 
+def test_a_run_ends_also_with_more_names_of_modules_than_a_pipe_takes(machine):
+    code = "sys.modules.update({f'transformers.{i:099}': sys for i in range(1000)}); print('done')"
+    assert (machine.end(code).code, machine.log) == (0, "done\n")
+    assert machine.printed("'served on'") == ["served", "on"]
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "last_line"),
     yaml.safe_load("""
