@@ -10,20 +10,11 @@ from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import Stages
 from lmbench.errors import ExitCode, Failure, UsageError, tell
 from lmbench.fit_options import check_options, option_words
+from lmbench.memory.block_times import block_times, measured_step, times_of, with_times
+from lmbench.memory.chain import FEW_BLOCKS
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import (
-    FEW_BLOCKS,
-    MemoryPlan,
-    PlanRequest,
-    Recipe,
-    ask_plan,
-    block_times,
-    measured_step,
-    predicted_peak,
-    recipes_of,
-    times_of,
-    with_times,
-)
+from lmbench.memory.plan import MemoryPlan, PlanRequest, ask_plan
+from lmbench.memory.recipe import Recipe, predicted_peak, recipes_of
 from lmbench.records.store import write_or_refuse
 from lmbench.report.units import gib
 from lmbench.sweep.file import Options
@@ -111,7 +102,7 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
             (runs,) = stages.measure("points", stages.long, {best.recipe.words: best.options}, _PROOF)
             if not runs:
                 break
-            proven.append(ProvenPoint(best, runs[0], measured_step(runs[0], best)))
+            proven.append(ProvenPoint(best, runs[0], measured_step(runs[0], best.reserved_bytes)))
     if not proven and plan.best is None:
         least = gib(plan.points[-1].reserved_bytes)
         raise Failure(f"nothing fits {gpu.name}: the least is {least} reserved, as predicted", ExitCode.OUT_OF_MEMORY)

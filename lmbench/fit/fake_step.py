@@ -40,9 +40,9 @@ from lmbench.instruments.phases import PhaseTrack
 from lmbench.instruments.recomputing import first_of
 from lmbench.instruments.subject import refuse_lazy
 from lmbench.memory.blocks import Category
+from lmbench.memory.chain import BlockBorders
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
-from lmbench.memory.plan import BlockBorders
 from lmbench.memory.predictor import EARLIER, Allocation, FakeStep, peaks_of
 from lmbench.records.vocabulary import PHASES
 

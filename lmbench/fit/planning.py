@@ -11,25 +11,10 @@ from msgspec.structs import replace
 
 from lmbench.errors import UsageError, tell
 from lmbench.fit_options import option_words
-from lmbench.memory.plan import (
-    FEW_BLOCKS,
-    FLOPS_PER_HOST_BYTE,
-    TREATMENTS,
-    Chain,
-    ChainSample,
-    MeasuredStep,
-    MemoryPlan,
-    PlanPoint,
-    PlanRequest,
-    Recipe,
-    chain_of,
-    frontier,
-    predicted_peak,
-    predicted_work,
-    recipes_of,
-    sample_of,
-    with_times,
-)
+from lmbench.memory.block_times import MeasuredStep, with_times
+from lmbench.memory.chain import FEW_BLOCKS, FLOPS_PER_HOST_BYTE, Chain, ChainSample, chain_of, sample_of
+from lmbench.memory.plan import MemoryPlan, PlanPoint, PlanRequest, frontier
+from lmbench.memory.recipe import TREATMENTS, Recipe, predicted_peak, predicted_work, recipes_of
 from lmbench.records.vocabulary import Values
 
 #: The optimizer steps of a watched run.

@@ -16,10 +16,11 @@ from msgspec.structs import asdict
 from lmbench.errors import ExitCode, UsageError
 from lmbench.fit_options import option_words
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
+from lmbench.memory.chain import FEW_BLOCKS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanPoint, plan_after
+from lmbench.memory.plan import MemoryPlan, PlanPoint, plan_after
 from lmbench.memory.timeline import memory_chart
 from lmbench.python_process import ProcessFailed
 from lmbench.records.measured import RunError

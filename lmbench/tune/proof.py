@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import ExitCode
-from lmbench.memory.plan import MeasuredStep, MemoryPlan, PlanPoint
+from lmbench.memory.block_times import MeasuredStep
+from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, GIB, MS, PERCENT, gib, milliseconds

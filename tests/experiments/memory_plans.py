@@ -20,7 +20,7 @@ import pandas as pd
 from lmbench.campaign.planning import prove
 from lmbench.campaign.tuning import Stages
 from lmbench.memory.forecast import TargetGpu, gpu_for
-from lmbench.memory.plan import predicted_peak, recipes_of
+from lmbench.memory.recipe import predicted_peak, recipes_of
 from lmbench.tune.search import goal_of
 
 LLAMA = {

@@ -16,25 +16,11 @@ from lmbench.errors import UsageError
 from lmbench.fit.planning import Planner, make_plan
 from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import plan_answer
+from lmbench.memory.block_times import BlockTime, MeasuredStep, times_of, with_times
+from lmbench.memory.chain import FEW_BLOCKS, BlockFacts, Chain, ChainFacts
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
-from lmbench.memory.plan import (
-    FEW_BLOCKS,
-    BlockFacts,
-    BlockTime,
-    Chain,
-    ChainFacts,
-    MeasuredStep,
-    MemoryPlan,
-    PlanPoint,
-    PlanRequest,
-    Recipe,
-    frontier,
-    predicted_peak,
-    predicted_work,
-    recipes_of,
-    times_of,
-    with_times,
-)
+from lmbench.memory.plan import MemoryPlan, PlanPoint, PlanRequest, frontier
+from lmbench.memory.recipe import Recipe, predicted_peak, predicted_work, recipes_of
 
 MIB = 2**20
 #: Six blocks, large enough that the allocator's rounding is small.

@@ -13,7 +13,9 @@ from torch import nn
 from lmbench.cli import main
 from lmbench.memory import plan
 from lmbench.memory.answer import shortage_answer
-from lmbench.memory.plan import Chain, ChainFacts, MemoryPlan, PlanPoint, Recipe
+from lmbench.memory.chain import Chain, ChainFacts
+from lmbench.memory.plan import MemoryPlan, PlanPoint
+from lmbench.memory.recipe import Recipe
 from lmbench.memory.recording import held_by
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import as_dict

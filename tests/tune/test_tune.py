@@ -17,17 +17,11 @@ from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
+from lmbench.memory.block_times import with_times
+from lmbench.memory.chain import BlockFacts, Chain, ChainFacts
 from lmbench.memory.forecast import TargetGpu
-from lmbench.memory.plan import (
-    BlockFacts,
-    Chain,
-    ChainFacts,
-    MemoryPlan,
-    PlanPoint,
-    Recipe,
-    predicted_work,
-    with_times,
-)
+from lmbench.memory.plan import MemoryPlan, PlanPoint
+from lmbench.memory.recipe import Recipe, predicted_work
 
 SPACE = """
 only: true
