@@ -39,11 +39,12 @@ from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.instruments.recomputing import first_of
 from lmbench.instruments.subject import refuse_lazy
+from lmbench.memory.allocator import Allocation, peaks_of
 from lmbench.memory.blocks import Category
 from lmbench.memory.chain import BlockBorders
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
-from lmbench.memory.predictor import EARLIER, Allocation, FakeStep, peaks_of
+from lmbench.memory.predictor import EARLIER, FakeStep
 from lmbench.records.vocabulary import PHASES
 
 #: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.

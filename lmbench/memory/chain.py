@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lmbench.memory.allocator import Allocation, frame_of
 from lmbench.memory.blocks import held_bytes, rounded_bytes
-from lmbench.memory.predictor import Allocation, frame_of
 
 #: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
 FEW_BLOCKS = (3, 6)

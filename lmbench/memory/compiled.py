@@ -23,8 +23,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lmbench.memory.allocator import Allocation
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
-from lmbench.memory.predictor import Allocation
 
 # Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
 # Their inputs and outputs are in memory, even where everything else is fused into one pass.

@@ -29,8 +29,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
 from lmbench.code_owners import Owner, code_owner
+from lmbench.memory.allocator import Allocation, Stretch
 from lmbench.memory.blocks import Category
-from lmbench.memory.predictor import Allocation, Stretch
 from lmbench.sizes import attention_flops, without_values
 
 _HALVES = (torch.bfloat16, torch.float16)

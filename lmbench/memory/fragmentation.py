@@ -6,14 +6,9 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from lmbench.memory.allocator import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, CachingAllocator, Piece
 from lmbench.memory.blocks import rounded_bytes
 from lmbench.memory.findings import Findings
-from lmbench.memory.predictor import (
-    LARGE_SEGMENT_BYTES,
-    SMALL_SEGMENT_BYTES,
-    CachingAllocator,
-    Piece,
-)
 from lmbench.memory.snapshot import GROWTH, Replay
 
 #: The category of a gap that is a whole segment.

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from recorded_memory import foreign
 
+from lmbench.memory.allocator import CachingAllocator
 from lmbench.memory.findings import examine
 from lmbench.memory.fragmentation import ExpandableAllocator, expandable_bytes, gaps, segments_at
-from lmbench.memory.predictor import CachingAllocator
 
 MIB = 1 << 20
 
