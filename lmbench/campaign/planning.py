@@ -7,7 +7,7 @@ from itertools import chain, product
 from pathlib import Path
 
 from lmbench.campaign.sides import read_settings
-from lmbench.campaign.tuning import Stages
+from lmbench.campaign.stages import Stages
 from lmbench.errors import ExitCode, Failure, UsageError, tell
 from lmbench.fit_options import check_options, option_words
 from lmbench.memory.block_times import block_times, measured_step, times_of, with_times

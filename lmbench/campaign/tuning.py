@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import secrets
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from pathlib import Path
-from textwrap import shorten
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from lmbench.campaign.rounds import Rounds
-from lmbench.campaign.sweep import Sweep
+from lmbench.campaign.stages import GIVEN, Stages
 from lmbench.campaign.trainings import affordable_steps, training_options
-from lmbench.compare.comparability import differences_within
 from lmbench.compare.comparison import FASTER, SAME, SLOWER
 from lmbench.compare.rounds import LEAST_ROUNDS
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
-from lmbench.files import short_digest
 from lmbench.memory.forecast import Forecast, Request, ask, gpu_for
-from lmbench.python_process import SWEEP, ProcessFailed
+from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.field import Bytes
-from lmbench.records.load import StoredRun, is_run_folder, load_known
+from lmbench.records.load import StoredRun
 from lmbench.records.schema import value_at
-from lmbench.records.store import RUNS_FOLDER, TUNING_FILE, write_or_refuse
 from lmbench.records.vocabulary import GATE_FRACTION, Values
 from lmbench.report.units import duration, percent_short, times
-from lmbench.standard_output import result_alone
-from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
-from lmbench.sweep.folder import is_trusted
-from lmbench.sweep.local import LocalExecutor
-from lmbench.sweep.plan import GridCell, Job, make_plan
+from lmbench.sweep.plan import GridCell, make_plan
 from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
     LEAST_GAIN_FRACTION,
@@ -53,47 +42,25 @@ from lmbench.tune.space import LEAST_SHARE_FRACTION, MICRO_BATCH, Axis, applicab
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
-#: The largest fraction of the budget that a single run may take.
-_MOST_OF_ONE = 0.25
 _FINALISTS, _ROUNDS = 4, 3
 #: Noise between processes for each further run of a trial: one run at 1 %, two at 2 %.
 _NOISE_PER_RUN = 0.015
 #: Trials whose steps differ in tokens by less than this train alike.
 _TOKENS_FRACTION = 0.1
-_SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
-_LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
 #: The problem of a candidate for which the budget has no time.
 _NO_TIME = "no time left"
-#: The stage of the configuration as it was given.
-_GIVEN = "given"
 
 
 @dataclass
-class Stages:
-    """The sweeps of a tuning, each in a folder below `path`. A run that is in its folder already is not repeated.
+class Tuner(Stages):
+    """The stages of a tuning for a goal."""
 
-    The budget is in device time: the time of all processes, each from start to end. `command` repeats the tuning, and
-    stands in each sweep's folder.
-    """
-
-    path: Path
-    base: Options
-    goal: Goal
-    budget_s: float
-    most_bytes: int | None
-    command: Sequence[str] = ()
-    cache: CompileCache = field(default_factory=CompileCache)
+    goal: Goal = field(kw_only=True)
     #: All settings of the given configuration, and its tokens per step; known once it has run.
     settings: Values = field(default_factory=dict)
     step_tokens: float | None = None
-
-    def __post_init__(self) -> None:
-        #: The options of runs with short windows and with long ones, unless the user set the windows.
-        self.short, self.long = {**_SHORT, **self.base}, {**_LONG, **self.base}
-        # With the mark of a sweep, a run leaves it to the server to end what it started.
-        self.executor = LocalExecutor({SWEEP: str(self.path)}, is_lasting=True)
 
     def tune(self, axes: Sequence[Axis], trusts: bool) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
@@ -114,98 +81,6 @@ class Stages:
         self.write("tuned.yaml", tuned_config({**self.base, **tuning.answer.trial.options}))
         return tuning
 
-    @contextmanager
-    def begun(self, trusts: bool) -> Iterator[None]:
-        """Make the folder, or go on with one that this user began or trusts. The servers end with the block.
-
-        Raises:
-            UsageError: the folder is another user's, or cannot be written.
-        """
-        token = self.path / TUNING_FILE
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            names = sorted(path.name for path in self.path.iterdir())
-            if not names:
-                # Another folder may get the inode of one that was removed.
-                token.write_text(secrets.token_hex())
-            contents = {TUNING_FILE: token.read_bytes()} if token.is_file() else {}
-        except OSError as error:
-            raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}; give another --name") from error
-        if not is_trusted(self.path, contents, adds=trusts or not names) and names:
-            its_files = shorten(", ".join(names), 200, placeholder=" ...")
-            raise UsageError(
-                f"{self.path} was not begun here by you: it would take {its_files} for its own; nothing was run; "
-                "--trust takes it over, another --name begins anew"
-            )
-        try:
-            with result_alone():
-                yield
-        finally:
-            self.executor.close()
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file of the folder. Raises UsageError where that fails."""
-        write_or_refuse(self.path / name, text, "remove it")
-
-    def costs_s(self, *stages: str) -> list[float]:
-        """The device time of every run so far, or of those in stage folders that match these patterns."""
-        return [cost_s for run in self.runs(*stages) if (cost_s := run.record.cost_s)]
-
-    def runs(self, *stages: str) -> list[StoredRun]:
-        """Every run so far, or those in stage folders that match these patterns."""
-        files = (self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json") for stage in stages or ("*",))
-        return [load_known(file.parent) for file in chain.from_iterable(files)]
-
-    def folder(self, stage: str, cells: Iterable[str]) -> Path:
-        """The folder of a stage over these cells. Its name has their hash: another budget or space may change them."""
-        return self.path / f"{stage}-{short_digest(' '.join(cells), 6)}"
-
-    def measure(
-        self, stage: str, base: Options, points: Mapping[str, Options], until: float, repeats: int = 1
-    ) -> list[list[StoredRun]]:
-        """Measure points, given as options by name; returns the runs of each point.
-
-        Args:
-            stage: the beginning of the folder's name.
-            base: options of all points.
-            points: the options of each point, added to those of the base.
-            until: the fraction of the budget after which no run may end; one that would is not started.
-            repeats: processes for each point.
-        """
-        plan = make_plan(stage, sweep_from({"base": base, "include": list(points.values()), "repeats": repeats}))
-        plan = replace(plan, command=self.command)
-        names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
-        path = self.folder(stage, (cell.id for cell in plan.cells))
-        if stage == _GIVEN and {*self.path.glob(f"{_GIVEN}-*")} - {path}:
-            raise UsageError(f"{self.path} is the tuning of other options; give this one a --name of its own")
-        pace = self.pace(path, until)
-        if not pace.left_s() and not path.is_dir():
-            return [[] for _ in plan.cells]
-        # Each round that decides needs a server of its own, so that repeats differ in hash seed and address layout.
-        pace.executor = None if stage.startswith(("finals", "fallback", "rest")) else self.executor
-        # A trial's value that the command line refuses is that trial's failure.
-        Sweep(plan, path, f"tune: {stage}", names, pace, is_checked=stage == _GIVEN).carry_out()
-        folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
-        measured = [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
-        if changed := differences_within([*self.runs(f"{_GIVEN}-*"), *chain.from_iterable(measured)], ()):
-            raise UsageError(f"{self.path} has runs of other code: {changed[0]}; begin anew with another --name")
-        return measured
-
-    def pace(self, path: Path, until: float) -> Pace:
-        """The pace of a stage's runs: none starts that would end after this part of the budget.
-
-        A run is expected to take as long as the stage's runs so far, or, for its first one, as all stages' runs.
-        """
-
-        def left_s() -> float:
-            costs_s = self.costs_s()
-            usual_s = statistics.fmean(self.costs_s(path.name) or costs_s or [0.0])
-            rest_s = self.budget_s - sum(costs_s)
-            is_late = rest_s - usual_s < (1 - until) * self.budget_s
-            return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
-
-        return Pace(left_s=left_s, cache=self.cache)
-
     def search(self, axes: Sequence[Axis]) -> Tuning:
         """Try the axes that apply and can help, one after the other.
 
@@ -214,7 +89,7 @@ class Stages:
         """
         baseline = Candidate(Trial())
         points = {"as given": {}, "its kernels": {PASS: "kernels"}}
-        baseline.runs, profiled = self.measure(_GIVEN, self.short, points, _SEARCH, _ROUNDS)
+        baseline.runs, profiled = self.measure(GIVEN, self.short, points, _SEARCH, _ROUNDS)
         self.check(baseline)
         record = next((run.record for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if record is None:
@@ -239,7 +114,7 @@ class Stages:
             if name not in [axis.name for axis in narrowed]:
                 left_out.append(f"{name}: this configuration has no such option, or the value already")
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
-        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{_GIVEN}-*"))
+        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
         by_noise = 1 + int(spread_of([baseline.costs(self.goal)]).std / _NOISE_PER_RUN)
         repeats = max(1, min(_ROUNDS, by_noise, int(_SEARCH * self.budget_s / (usual_s * max(1, count)))))
@@ -329,9 +204,6 @@ class Stages:
             candidate.predicted_bytes = peak = predicted.get(str(candidate.trial))
             if peak and not (self.is_allowed(peak) and gpu.fits(peak)):
                 candidate.problem = "predicted too large"
-
-    def is_allowed(self, peak_bytes: int) -> bool:
-        return self.most_bytes is None or peak_bytes <= self.most_bytes
 
     def choose(self, tuning: Tuning) -> None:
         """Choose the answer by the finals: of the best and those that are the same, the one with the fewest choices.

@@ -78,7 +78,8 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
         settings: options of `lmbench fit` for every cell
     """
     from lmbench.campaign.sweep import Sweep
-    from lmbench.sweep.tasks import make_engine, merge_runs
+    from lmbench.sweep.merging import merge_runs
+    from lmbench.sweep.tasks import make_engine
 
     if how.new:
         _write_study(Path(study))

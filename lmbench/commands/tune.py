@@ -51,7 +51,8 @@ def tune(
     """
     # Imported here because these modules take long to import, and help does not need them.
     from lmbench.campaign.planning import prove
-    from lmbench.campaign.tuning import Stages
+    from lmbench.campaign.stages import Stages
+    from lmbench.campaign.tuning import Tuner
     from lmbench.tune.answer import tune_answer
     from lmbench.tune.proof import proof_answer
     from lmbench.tune.search import goal_of
@@ -61,14 +62,14 @@ def tune(
     options = read_configuration(configuration, settings, advice)
     # Before a folder is made for it.
     find_config(str(options[CONFIG]))
-    is_plan = for_ == "memory"
-    goal, axes, budget_s = goal_of("peak" if is_plan else for_), read_space(space), read_budget(budget)
+    axes, budget_s, most_bytes = read_space(space), read_budget(budget), read_size(at_most)
     folder = name or file_name(f"tune-{Path(str(options[CONFIG])).stem}")
     check_name("--name", folder)
     given = {"space": space, "budget": budget, "for": for_, "at_most": at_most}
     words = option_words({name: str(value) for name, value in given.items() if value is not None})
     command = ["lmbench", "tune", *filter(None, [configuration]), *settings, *words]
-    stages = Stages(results_dir / folder, options, goal, budget_s, read_size(at_most), command)
-    if is_plan:
-        return proof_answer(*prove(stages, trust), stages.path)
-    return tune_answer(stages.tune(axes, trust), stages.path)
+    path = results_dir / folder
+    if for_ == "memory":
+        return proof_answer(*prove(Stages(path, options, budget_s, most_bytes, command), trust), path)
+    tuner = Tuner(path, options, budget_s, most_bytes, command, goal=goal_of(for_))
+    return tune_answer(tuner.tune(axes, trust), path)

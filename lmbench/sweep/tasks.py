@@ -14,9 +14,7 @@ import hashlib
 import os
 import platform
 import secrets
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,15 +30,15 @@ from lmbench.errors import ExitCode, UsageError, check_one_line, find_modules_in
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import secrets_of
 from lmbench.records.codec import DamagedRecord, decode, indented_json
-from lmbench.records.load import MAX_RUN_BYTES, is_run_folder
+from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
-from lmbench.records.store import MAX_SWEEP_BYTES, RUN_FILE, RUNS_FOLDER, write_whole
+from lmbench.records.store import MAX_SWEEP_BYTES, write_whole
 from lmbench.report.units import duration, tally
 from lmbench.sweep.engine import Engine, Needs, OnInterrupt, TaskState
 from lmbench.sweep.file import Options
 from lmbench.sweep.folder import FolderTaken
 from lmbench.sweep.outcome import End, last_lines
-from lmbench.sweep.plan import Job, Plan
+from lmbench.sweep.plan import Job
 from lmbench.sweep.rows import Rows
 from lmbench.sweep.slurm import Slurm
 from lmbench.version import __version__
@@ -230,58 +228,6 @@ def make_engine(on: str, options: Options) -> Engine | None:
         raise UsageError(f"--on {on} is no class of an engine")
     engine: Engine = engine_class()
     return engine
-
-
-def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
-    """Copy the runs of another folder of the same sweep into this one. With `is_dry` only check that this works.
-
-    All runs are copied into a hidden folder first, so that an interruption leaves none in part. A run that is here
-    already with the same run.json is left out.
-
-    Raises:
-        UsageError: the other folder has no runs, or one of another sweep, or one with a pipe or device in it; both have
-            a run of the same cell and repeat; or the runs cannot be copied.
-    """
-    # The other folder has rounds that are not measured here, as `--rounds` says.
-    names = {job.name for repeat in range(plan.file.repeats) for job in plan.round(repeat)}
-    runs = [run for run in sorted((other / RUNS_FOLDER).glob("*")) if is_run_folder(run)]
-    if not runs:
-        raise UsageError(f"--merge {other}: there are no runs in {other / RUNS_FOLDER}")
-    new = []
-    for run in runs:
-        if run.name not in names:
-            raise UsageError(f"--merge {other}: {run.name} is no run of this sweep; merge folders of one study")
-        for file in run.rglob("*"):
-            if not (file.is_symlink() or file.is_file() or file.is_dir()):
-                raise UsageError(f"--merge {other}: {run.name}/{file.name} is no file, link or folder; remove it")
-        here = path / RUNS_FOLDER / run.name
-        if not os.path.lexists(here):
-            new.append(run)
-        elif _run_json(here) != _run_json(run) or _run_json(run) is None:
-            raise UsageError(f"--merge {other}: {run.name} is here already; one would hide the other: remove one")
-    if is_dry or not new:
-        return
-    copies = path / RUNS_FOLDER / ".merge"
-    try:
-        shutil.rmtree(copies, ignore_errors=True)
-        copies.mkdir(parents=True)
-        # cp keeps the holes of sparse files, which Python's copytree would fill.
-        words = ["cp", "--recursive", "--no-dereference", "--preserve=timestamps", "--", *map(str, new), str(copies)]
-        subprocess.run(words, check=True, capture_output=True, text=True, errors="replace")
-        for run in new:
-            (copies / run.name).rename(path / RUNS_FOLDER / run.name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        raise UsageError(f"--merge {other}: nothing was merged: {reason}") from error
-    finally:
-        shutil.rmtree(copies, ignore_errors=True)
-
-
-def _run_json(run: Path) -> bytes | None:
-    """The content of a run's run.json, None where it cannot be read."""
-    with suppress(Unreadable):
-        return read_file(run / RUN_FILE, MAX_RUN_BYTES)
-    return None
 
 
 def versions() -> dict[str, str]:

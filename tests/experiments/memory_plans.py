@@ -18,10 +18,9 @@ from pathlib import Path
 import pandas as pd
 
 from lmbench.campaign.planning import prove
-from lmbench.campaign.tuning import Stages
+from lmbench.campaign.stages import Stages
 from lmbench.memory.forecast import TargetGpu, gpu_for
 from lmbench.memory.recipe import predicted_peak, recipes_of
-from lmbench.tune.search import goal_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
@@ -61,7 +60,7 @@ def stages_of(folder, name, seconds):
         path.write_text(json.dumps(options["model.config"]))
         options["model.config"] = str(path)
     command = f"python tests/experiments/memory_plans.py FOLDER SECONDS {name}".split()
-    return Alone(folder / name, {**RUN, **options}, goal_of("peak"), seconds, None, command)
+    return Alone(folder / name, {**RUN, **options}, seconds, None, command)
 
 
 def grid(plan, gpu):

@@ -54,7 +54,7 @@ def servers(tmp_path_factory):
         patch.syspath_prepend(str(folder))
         patch.setattr("lmbench.campaign.trainings.MOST_STEPS", 25)
         patch.setattr("lmbench.campaign.tuning._ROUNDS", 2)
-        for place in ("sweep", "tuning"):
+        for place in ("sweep", "stages"):
             patch.setattr(f"lmbench.campaign.{place}.LocalExecutor", lambda *_, **__: servers)
         Path("given.yaml").write_text(GIVEN)
         yield servers
