@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from lmbench.errors import UsageError, suggest
-from lmbench.files import Unreadable, read_file
+from lmbench.files import Unreadable, names_file, read_file
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def find_shipped(name: str, shipped: Mapping[str, Path], folder: str, complaint:
         UsageError: there is no such file; `complaint` with a suggestion.
     """
     path = Path(name).expanduser()
-    if path.is_file():
+    if names_file(path):
         return path
     is_name = not path.is_absolute() and path.parent.name in ("", folder) and path.suffix in ("", ".yaml")
     if is_name and path.stem in shipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -242,7 +243,7 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
             several devices and `device` names none of them.
     """
     path, run = Path(path), None
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent  # noqa: PTH112 (Path.is_dir raises on some paths)
     if path == folder or (path.name == SNAPSHOT_FILE and is_run_folder(folder)):
         run = load_run(folder, with_steps=False).record
         path = folder / SNAPSHOT_FILE

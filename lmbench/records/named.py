@@ -18,7 +18,8 @@ from lmbench.records.store import RESULTS, RUNS_FOLDER, SWEEP_FILE
 
 #: A folder's name may have an `@` that begins no `@AXIS=VALUE`.
 _LAST = re.compile(r"(?P<folder>(?:[^@]|@(?![^/]*=))*/)?last(?:~(?P<back>\d+))?(?P<rest>[/@].*)?")
-_NAME = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?P<rest>[/@].*)?")
+#: A file's name has at most 255 bytes.
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]{0,254})(?P<rest>[/@].*)?")
 
 
 class Result(NamedTuple):
@@ -112,7 +113,7 @@ def name_result(name: str, path: Path) -> Path | None:
     link = RESULTS / name
     match = _NAME.fullmatch(name)
     if match is None or match["rest"] or _LAST.fullmatch(name):
-        raise UsageError(f"--name {name!r}: only letters, digits and '_.-', no '.' or '-' first, and not 'last'")
+        raise UsageError(f"--name {name!r}: at most 255 letters, digits and '_.-', no '.' or '-' first, and not 'last'")
     if os.path.lexists(link) and not link.is_symlink():
         raise UsageError(f"--name {name!r}: {link} is a result itself; give another name")
     earlier = given_names().get(name)

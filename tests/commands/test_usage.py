@@ -72,6 +72,13 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(needless, code, li
     assert done.stderr.splitlines()[-1] == code
 
 
+@pytest.mark.parametrize("command", ["fit", "sweep", "tune", "memory", "kernels", "judge"])
+def test_a_word_too_long_for_a_file_is_refused_in_one_line(command, capsys):
+    assert exit_code([command, *["a" * 300] * (2 if command == "judge" else 1)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lmbench: ")
+
+
 def test_the_short_help_names_real_options(capsys):
     with pytest.raises(SystemExit):
         CommandLine("fit", ["--help"])
