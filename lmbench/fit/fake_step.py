@@ -161,14 +161,14 @@ class StepWatch(LeanCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._patches.enter_context(without_masks(self.is_unpadded))
         if self._compile_options is not None:
-            for target in compile_targets(pl_module, self._compile_options):
-                simulate_compiled(target, self._tracker)
+            simulate_compiled(compile_targets(pl_module, self._compile_options), self._tracker)
         refuse_lazy(pl_module, "predicted")
         # The last list counts, since the backward reaches it first.
         for blocks in self.blocks.lists[-1:]:
             self._last_block = {id(p) for p in blocks[-1].parameters() if p.requires_grad}
-            # TorchScript's modules accept no hooks.
-            if self._compile_options is None and not isinstance(blocks[0], torch.jit.ScriptModule):
+            # TorchScript's modules accept no hooks, and in a graph of the whole network they would become part of it.
+            is_in_graph = self._compile_options is not None and not self._compile_options.regional
+            if not is_in_graph and not isinstance(blocks[0], torch.jit.ScriptModule):
                 for index, block in enumerate(blocks):
                     block.register_forward_pre_hook(partial(self._enter_block, index), with_kwargs=True)
                     block.register_forward_hook(partial(self._leave_block, index))

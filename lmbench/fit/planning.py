@@ -26,8 +26,8 @@ _HOST_RATIO = 1.05
 #: A recipe of a kind that was not checked yet is, if it is predicted to miss the memory by less than this.
 _NEAR_FRACTION = 0.02
 
-#: What recipes share whose predictions are off alike: the micro-batch, the treatment, and whether it is in groups.
-Kind = tuple[int, str, bool]
+#: What recipes share whose predictions are off alike: the micro-batch, the treatment, whether it is in groups, nested.
+Kind = tuple[int, str, bool, bool]
 
 
 class Planner:
@@ -44,6 +44,8 @@ class Planner:
     def __init__(self, words: list[str], predict: Callable[[list[str]], Any]) -> None:
         self._words, self._predict = words, predict
         given = predict(words)
+        # The borders of blocks do not show in a graph of the whole network. Checks tell how much less it takes.
+        self._chain_words = [*words, "--trainer.compile=false"] if given.is_whole_graph else words
         # Hooks that move tensors to the host would break a compiled graph.
         self._treatments = [name for name, kept in TREATMENTS.items() if not (given.is_compiled and "offload" in kept)]
         self._options, self._batch_size = given.options, given.batch_size
@@ -72,16 +74,13 @@ class Planner:
         return chains
 
     def _chain(self, batch_size: int, treatments: list[str], is_chunked: bool = False) -> Chain:
-        """The chain of one size of the micro-batch, from steps of few eager blocks with each treatment.
-
-        Checks tell how much less a compiled step takes.
-        """
+        """The chain of one size of the micro-batch, from steps of few blocks with each treatment."""
         fewer, more = FEW_BLOCKS
         samples, count = dict[tuple[str, int], ChainSample](), 0
         for name, kept in [("none", more), *((name, fewer) for name in treatments)]:
             tell(f"a step of {kept} blocks, batch {batch_size}, recomputed with {name} kept")
             options = self._options_of(Recipe(batch_size, 1, name, is_chunked=is_chunked))
-            prediction = self._predict([*self._words, "--trainer.compile=false", *option_words(options)])
+            prediction = self._predict([*self._chain_words, *option_words(options)])
             tracker, watch = prediction.run(batch_size, prediction.context_length, kept)
             if watch.blocks.count is None:
                 raise UsageError(
@@ -147,7 +146,7 @@ class Planner:
 
 
 def _kind_of(recipe: Recipe) -> Kind:
-    return recipe.batch_size, recipe.treatment, recipe.group > 1
+    return recipe.batch_size, recipe.treatment, recipe.group > 1, recipe.is_nested
 
 
 def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any]) -> MemoryPlan:

@@ -83,6 +83,7 @@ class Prediction:
         precision: Lightning's name of the precision.
         compile_options: options of torch.compile; None if nothing is compiled.
         is_compiled: whether the model is compiled.
+        is_whole_graph: whether it is compiled as a whole, whose graph takes a second to trace for each block.
         assumed: what the steps so far assumed about values, each once, with the user's line.
         has_context: whether the context length can be varied, since the data is lmbench's own and the model takes it.
 
@@ -120,6 +121,7 @@ class Prediction:
         options = self._flags["compile"]
         self.compile_options = CompileOptions() if options is True else options or None
         self.is_compiled = self.compile_options is not None
+        self.is_whole_graph = self.compile_options is not None and not self.compile_options.regional
         self.micro_batches = self._flags["accumulate_grad_batches"]
         self.options = dict(line.config.items(branches=True))
         self.assumed = dict[str, None]()
@@ -143,7 +145,11 @@ class Prediction:
 
     def predictor(self) -> Predictor:
         """The predictor of the configuration's memory."""
-        return Predictor(self.step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
+        recompute = self._flags["recompute"]
+        # Few blocks tell nothing of all where some of these are computed again, or several together.
+        treats_alike = recompute is None or (recompute.first is None and recompute.group == 1)
+        is_slow = self.is_whole_graph and treats_alike
+        return Predictor(self.step, self.batch_size, self.context_length, is_slow, self.blocks_per_group)
 
     def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
         """Run steps as `run` does, told in a line on standard error; returns the steady one's peaks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +22,8 @@ from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._inductor.decomposition import select_decomp_table
 from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from lmbench.memory.allocator import Allocation
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
@@ -34,10 +36,11 @@ _EXTERN = re.compile(
 )
 
 
-def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
-    """Make the calls of a module allocate what they would allocate if it were compiled.
+def simulate_compiled(targets: Iterable[nn.Module], tracker: Tracker) -> None:
+    """Make the calls of modules allocate what they would allocate if these were compiled, each by itself.
 
-    Dynamo traces them as in a real run: a graph ends at FSDP2's hooks, and DDP's graphs are split by buckets.
+    Dynamo traces them as in a real run: alike modules share a graph, a graph ends at FSDP2's hooks, and DDP's graphs
+    are split by buckets.
     """
 
     def compiler(graph: fx.GraphModule, _: Any) -> Any:
@@ -54,8 +57,12 @@ def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
         with CudaAttention():
             return trace(graph, inputs)
 
-    forward = target.forward
+    for target in targets:
+        # FSDP2 gathers and frees parameters by hooks around `forward`, outside of the graph.
+        target.forward = _simulated(target.forward, backend)
 
+
+def _simulated(forward: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
@@ -64,14 +71,13 @@ def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
     def simulated(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        # Each module of each step that is tried has its own graphs, so lift Dynamo's limits on recompiling.
+        # Each step that is tried has its own graphs, so lift Dynamo's limits on recompiling.
         limits = config.patch(recompile_limit=_MANY, accumulated_recompile_limit=_MANY)
         # Take `CudaAttention` off: Dynamo's graph would end where that mode handles an operator.
         with limits, _pop_mode_temporarily(), patch.object(CatchErrorsWrapper, "__call__", _without_modes):
             return compiled(*args, **kwargs)
 
-    # FSDP2 gathers and frees parameters by hooks around `forward`, outside of the graph.
-    target.forward = simulated
+    return simulated
 
 
 _MANY = 2**20
@@ -96,8 +102,10 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
         base[node] = next(iter([first_node.setdefault(_storage(value), node) for value in _values(node)]), node)
     kept = {base[node] for node in outputs if isinstance(node, fx.Node)}
     steps = _plan(calls, base, kept)
+    flops = sum(map(_flops, calls))
 
     def run(*args: Any) -> list[Any]:
+        tracker.flops += flops
         temporaries: dict[fx.Node, list[Allocation]] = {}
         values = dict(zip(inputs, args, strict=True))
         tensors = {_storage(value): values[node] for node in inputs for value in _values(node)}
@@ -162,6 +170,15 @@ def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]
         if value not in kept:
             steps[reader].append(value)
     return steps
+
+
+def _flops(node: fx.Node) -> float:
+    """The FLOPs of a matrix product or of fused attention; 0 of other operators."""
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0.0
+    args, named = tree_map_only(fx.Node, lambda source: source.meta["val"], (node.args, node.kwargs))
+    return float(formula(*args, **named, out_val=node.meta["val"]))
 
 
 def _storage(value: torch.Tensor) -> int:

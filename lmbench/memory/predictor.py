@@ -59,8 +59,8 @@ class Predictor:
     Args:
         take_step: takes one fake step.
         batch_size, context_length: the configuration asked for.
-        is_slow: whether a whole step takes long, since it is compiled. Then steps of 2, 3 and 4 groups have to agree,
-            instead of those of 2 and 4 groups and of all blocks.
+        is_slow: whether a whole step takes long, since the network is compiled as a whole. Then steps of 2, 3 and 4
+            groups have to agree, instead of those of 2 and 4 groups and of all blocks.
         group: alike blocks that are sharded together; 1 where each is by itself.
     """
 

@@ -31,9 +31,9 @@ WORDS = [
 OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.context_length=1024"]
 
 
-def _compared(recipes):
+def _compared(recipes, *words):
     """The words of recipes, with their peaks by the walk and by fake steps of all blocks."""
-    planner = Planner(WORDS, Prediction)
+    planner = Planner([*WORDS, *words], Prediction)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
     for recipe in recipes:
@@ -56,6 +56,12 @@ def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
     ]
     for words, walked, stepped in in_fork(_compared, recipes):
         assert walked == pytest.approx(stepped, rel=0.02), words
+
+
+def test_the_walk_through_compiled_blocks_is_that_of_a_compiled_step():
+    recipes = [Recipe(4, 1), Recipe(1, 4, "matmuls", 4), Recipe(4, 1, "inputs", 3, is_chunked=True)]
+    for words, walked, stepped in in_fork(_compared, recipes, "--trainer.compile.regional=true"):
+        assert walked == pytest.approx(stepped, rel=0.005), words
 
 
 def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
@@ -149,7 +155,9 @@ def planted_plan(reserved, **request):
             return SimpleNamespace(run_peak_bytes=380, reserved_bytes=next(reserved, 399))
 
         options = dict.fromkeys(("data.batch_size", "trainer.recompute"))
-        return SimpleNamespace(is_compiled=False, options=options, batch_size=4, micro_batches=1, predictor=predictor)
+        return SimpleNamespace(
+            is_compiled=False, is_whole_graph=False, options=options, batch_size=4, micro_batches=1, predictor=predictor
+        )
 
     return make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), **request), predict)
 
