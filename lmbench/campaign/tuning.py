@@ -45,6 +45,8 @@ _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
 _FINALISTS, _ROUNDS = 4, 3
 #: Noise between processes for each further run of a trial: one run at 1 %, two at 2 %.
 _NOISE_PER_RUN = 0.015
+#: A prediction takes as long as a run: none is asked where the given configuration takes less of the memory than this.
+_ROOMY_FRACTION = 0.5
 #: Trials whose steps differ in tokens by less than this train alike.
 _TOKENS_FRACTION = 0.1
 _PREDICTED = "predicted_bytes.json"
@@ -128,7 +130,7 @@ class Tuner(Stages):
         measured = [baseline]
 
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
-            self.predict(candidates)
+            self.predict(candidates, peak_of(record))
             fitting = [candidate for candidate in candidates if not candidate.problem]
             self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, fitting, _SEARCH, repeats)
             left_out.extend(self.refuse_unprovable(fitting))
@@ -175,10 +177,18 @@ class Tuner(Stages):
             if abs(ratio - 1) >= _TOKENS_FRACTION:
                 candidate.problem = "other tokens a step: another training"
 
-    def predict(self, candidates: Sequence[Candidate]) -> None:
-        """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
+    def predict(self, candidates: Sequence[Candidate], given_bytes: int | None) -> None:
+        """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit.
+
+        Args:
+            candidates: the candidates.
+            given_bytes: the peak of the given configuration.
+        """
         gpu, predicted = gpu_for(None), dict[str, Bytes]()
         if gpu is None:
+            return
+        room_bytes = min(gpu.room_bytes, self.most_bytes or gpu.room_bytes)
+        if given_bytes is not None and given_bytes < _ROOMY_FRACTION * room_bytes:
             return
         with suppress(DamagedRecord):
             predicted = read_packed(self.path / _PREDICTED, dict[str, Bytes])

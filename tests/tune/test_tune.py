@@ -19,7 +19,7 @@ from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.block_times import with_times
 from lmbench.memory.chain import BlockFacts, Chain, ChainFacts
-from lmbench.memory.forecast import TargetGpu
+from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.memory.recipe import Recipe, predicted_work
 
@@ -171,7 +171,8 @@ def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_
     def refuse(*_):
         raise UsageError("the module has an operator without a fake")
 
-    monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 0))
+    # Half of its memory is less than this process has.
+    monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("a GPU", CONTEXT_BYTES + 2**20, 0))
     monkeypatch.setattr("lmbench.campaign.tuning.ask", refuse)
     space = "only: true\naxes: {model.delay_ms: [54]}\n"
     code, answer, err = tune(space, "given.yaml", *WORDS, "--name=other")
@@ -180,6 +181,14 @@ def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_
         1,
     )
     assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 54"], err
+
+
+def test_no_memory_is_predicted_where_the_given_configuration_takes_less_than_half_of_it(tune, monkeypatch):
+    asked = []
+    monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 0))
+    monkeypatch.setattr("lmbench.campaign.tuning.ask", lambda *words: asked.append(words))
+    code, _, _ = tune("only: true\naxes: {model.delay_ms: [54]}\n", "given.yaml", *WORDS, "--name=roomy")
+    assert (code, asked) == (0, [])
 
 
 def test_other_tokens_a_step_are_another_training(tune):
