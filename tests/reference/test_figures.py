@@ -36,9 +36,12 @@ def test_a_published_page_names_the_one_commit_of_its_rows(name):
 
 
 def is_of_one_commit(page, rows):
-    """Whether a page names one commit without changes, and all rows of runs that were measured are of it."""
+    """Whether a page names one commit without changes, and all rows of runs that were measured are of it.
+
+    The commit is that of the code from which the runs started, where lmbench was installed as a wheel.
+    """
     commits = {row.get("commit") for row in rows if row.get("outcome") == "ok"}
-    named = set(re.findall(r"lmbench commit (\w+)", page))
+    named = set(re.findall(r"(?:lmbench commit|code at) (\w+)", page))
     return len(named) == 1 and commits <= named and ", with changes" not in page
 
 
