@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tables import rows as rows_of
+from tables import cases
 
 from lmbench.records.schema import fields
 
@@ -29,16 +29,14 @@ def test_the_tables_have_every_field_once_and_the_groups_come_first(rows, printe
         assert text in output
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern"),
-    rows_of("""
+@cases("""
+name | pattern
 forward_s | forward_s
 phases.forward.mean_s | phases.<phase>.mean_s
 phases.<phase>.mean_s | phases.<phase>.mean_s
 run_peak_allocated_bytes | memory.run_peak_allocated_bytes
 run_peak_alloc | memory.run_peak_allocated_bytes
-"""),
-)
+""")
 def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part_of_it(name, pattern, rows):
     (row,) = rows(name)
     about = next(field for field in ALL if field.pattern == pattern).about

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from runs import ended, make_run, make_sweep
-from tables import rows
+from tables import cases, rows
 
 import lmbench
 from lmbench.cli import main
@@ -93,17 +93,15 @@ def test_of_many_the_newest_and_how_to_see_the_others(results, listed, printed):
     assert "2 older; --limit 4 looks at them too" in printed("list", "--limit=2")
 
 
-@pytest.mark.parametrize(
-    ("where", "names"),
-    rows("""
+@cases("""
+where | names
 precision=bf16-mixed | last last~1
 size=medium,precision=bf16-mixed | last~1
 matmul=highest | last last~1 last~2 last~3
 trainer.precision=32-true | last~1 last~2 last~3
 run_id=day1 | last~3
 outcome=oom | last~1
-"""),
-)
+""")
 def test_where_picks_by_fact_option_or_field(where, names, results, listed):
     assert [row["name"] for row in listed("--where", where)] == names.split()
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import warm_server
-from tables import rows
+from tables import cases
 
 from lmbench.data import corpus as corpora
 from lmbench.data.corpus import corpus_tokens, open_corpus, standard_library
@@ -96,15 +96,13 @@ def test_the_default_corpus_is_the_standard_library_without_tests():
     assert open_corpus([]).files == corpus.files
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    rows(r"""
+@cases(r"""
+entry | message
 none.txt | none.txt is no file
 *.md | \*.md is no file; name files, or a pattern such as
 folder | folder is no file
 *.txt | are all empty
-"""),
-)
+""")
 def test_missing_and_empty_files_are_named(entry, message, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "folder").mkdir()

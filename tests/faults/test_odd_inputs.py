@@ -9,6 +9,7 @@ import pickle
 import pytest
 import yaml
 from runs import make_record, make_run, put, write_run
+from tables import cases
 from trace_events import HandWritten
 
 from lmbench.cli import main
@@ -58,11 +59,13 @@ def test_a_snapshot_without_allocations_is_shown(name, words, tmp_path):
     assert main(["memory", str(path), *words]) == 0
 
 
-@pytest.mark.parametrize(
-    ("step", "duration", "depth", "code", "message"),
-    # A step of no duration, the same with a kernel, and 20,000 levels.
-    [(0, 0, 1, 0, "gemm"), (0, 5, 1, 0, "gemm"), (9, 5, 20_000, 2, "nested more than 1,000 levels deep")],
-)
+@cases("""
+- [step, duration, depth, code, message]
+# A step of no duration, the same with a kernel, and 20,000 levels.
+- [0, 0, 1, 0, gemm]
+- [0, 5, 1, 0, gemm]
+- [9, 5, 20000, 2, "nested more than 1,000 levels deep"]
+""")
 def test_an_odd_trace_is_shown_or_one_line(step, duration, depth, code, message, tmp_path, capsys):
     trace = HandWritten()
     trace.range("ProfilerStep#1", 0, step)

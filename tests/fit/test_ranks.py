@@ -16,7 +16,7 @@ import torch
 import warm_server
 from fit_process import start_fit
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
-from tables import flat
+from tables import cases, flat
 from uneven import Uneven
 
 import lmbench
@@ -228,16 +228,14 @@ def test_ranks_that_call_other_collectives_are_told_with_both():
     assert re.fullmatch(rf"rank \d called {called}; rank \d: .+ \(in {called}\)", run.record.error.message)
 
 
-@pytest.mark.parametrize(
-    ("deed", "code", "outcome", "error"),
-    [
-        ("leave", 5, "error", "rank 1: somebody's code asked to exit with 0"),
-        ("end", 143, "interrupted", "rank 1: stopped by SIGTERM"),
-        ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
-        ("fail", 5, "error", "rank 1: no luck with gloo"),
-        ("oom", 3, "oom", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
-    ],
-)
+@cases("""
+- [deed, code, outcome, error]
+- [leave, 5, error, "rank 1: somebody's code asked to exit with 0"]
+- [end, 143, interrupted, "rank 1: stopped by SIGTERM"]
+- [die, 1, error, "rank 1 was ended by SIGKILL, and the measurement with it"]
+- [fail, 5, error, "rank 1: no luck with gloo"]
+- [oom, 3, oom, "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"]
+""")
 def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(deed, code, outcome, error, capfd):
     words = [word for word in WORDS if word != "--quiet"]
     ended = main(["fit", *words, "--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp"])

@@ -17,6 +17,7 @@ import torch
 import yaml
 from paths import DATA
 from repository import git
+from tables import cases
 
 from lmbench.device import device_of
 from lmbench.device.nvml import NvmlSensor
@@ -115,9 +116,8 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
     assert {name: getattr(state, name) for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("pids", "has_context", "named", "count"),
-    yaml.safe_load(f"""
+@cases(f"""
+- [pids, has_context, named, count]
 - [[{os.getpid()}], true, [], 0]
 - [[{os.getpid()}, 7, 5], true, [5, 7], 2]
 - [[7], false, [7], 1]
@@ -126,8 +126,7 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
 - [[90001, 90002], true, null, 1]
 - [[], true, null, null]
 - [null, true, null, null]
-"""),
-)
+""")
 def test_other_processes_are_named_counted_or_unknown(pids, has_context, named, count, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_context)
     assert other_processes(pids) == (named, count)

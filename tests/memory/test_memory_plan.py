@@ -10,6 +10,7 @@ from fake_steps import in_fork
 from msgspec.structs import replace
 from paths import DATA
 from runs import make_run
+from tables import cases
 
 from lmbench.campaign.planning import few_blocks
 from lmbench.errors import UsageError
@@ -175,9 +176,14 @@ def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
     assert (plan.best.is_checked, plan.best.reserved_bytes, next(reserved, None)) == (True, 399, None)
 
 
-@pytest.mark.parametrize(
-    ("missed_bytes", "best_bytes"), [([0], 399), ([1], 400), ([2], None), ([1, -1], 400), ([1, 1], None)]
-)
+@cases("""
+- [missed_bytes, best_bytes]
+- [[0], 399]
+- [[1], 400]
+- [[2], null]
+- [[1, -1], 400]
+- [[1, 1], null]
+""")
 def test_what_steps_reserved_above_their_predictions_is_expected_of_other_recipes_too(missed_bytes, best_bytes):
     fewer, more = FEW_BLOCKS
     times = [time_of("none", fewer, 4, fewer), time_of("none", more, 4, more), time_of("inputs", fewer, 4, 2 * fewer)]

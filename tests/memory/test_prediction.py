@@ -8,12 +8,12 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from fake_steps import in_fork, predict
 from fit_process import bench
 from memory_plans import LLAMA
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
+from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.fit.prediction import forecast
@@ -85,9 +85,11 @@ ONE_BY_ONE = {
     "ddp": "--trainer.strategy.gradient_as_bucket_view=false",
 }
 
-#: Peaks of forward and backward in GiB on an H200 (torch 2.11), of one of several ranks or of a single rank with NCCL.
-#: Collectives of several ranks sent nothing: they were in PyTorch's `fake` process group.
-MEASURED_RANKS = yaml.safe_load("""
+
+# Peaks of forward and backward in GiB on an H200 (torch 2.11), of one of several ranks or of a single rank with NCCL.
+# Collectives of several ranks sent nothing: they were in PyTorch's `fake` process group.
+@cases("""
+- [batch, strategy, measured, words]
 - [1, fsdp2, [1.9025, 2.0725], --trainer.devices=2 --trainer.accumulate_grad_batches=2]
 - [1, fsdp2, [0.9846, 1.2081], --trainer.devices=4]
 - [1, fsdp2, [0.9577, 1.1886], --trainer.devices=4 --trainer.compile.regional=true]
@@ -95,9 +97,6 @@ MEASURED_RANKS = yaml.safe_load("""
 # Dynamo splits the graph of each block where a bucket of gradients is full.
 - [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true --trainer.compile.split_at_buckets=true]
 """)
-
-
-@pytest.mark.parametrize(("batch", "strategy", "measured", "words"), MEASURED_RANKS)
 def test_a_rank_of_wide_blocks_agrees_with_one_on_an_h200(batch, strategy, measured, words):
     model = "--model={d_model: 1600, d_ff: 6400, num_layers: 4, num_heads: 25}"
     data = ["--data.context_length=256", f"--data.batch_size={batch}", "--trainer.precision=bf16-mixed"]
@@ -275,11 +274,13 @@ def test_a_chunked_loss_never_has_all_logits_in_memory():
 
 # several ranks
 
-#: The strategy; the number of ranks that share parameters, gradients and state; sizes in blocks, of six; and options.
-#: The sizes are gathered in the forward, gathered in the backward, gradients in the forward, buckets in the backward.
-#: FSDP2 has in the forward a group of blocks and two flat gathers (its own, and the last group's); in the backward a
-#: group, the next one's flat gather, and the buckets of the last one's gradients.
-RANKS = yaml.safe_load("""
+
+# The strategy; the number of ranks that share parameters, gradients and state; sizes in blocks, of six; and options.
+# The sizes are gathered in the forward, gathered in the backward, gradients in the forward, buckets in the backward.
+# FSDP2 has in the forward a group of blocks and two flat gathers (its own, and the last group's); in the backward a
+# group, the next one's flat gather, and the buckets of the last one's gradients.
+@cases("""
+- [strategy, ranks, blocks, words]
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4]
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.gradient_clip_val=1]
 - [fsdp2, 4, [1.5, 1, 0, 1], --trainer.devices=2 --trainer.num_nodes=2 --trainer.precision=bf16-mixed]
@@ -291,9 +292,6 @@ RANKS = yaml.safe_load("""
 - [ddp, 1, [0, 0, 0, 6], --trainer.devices=4]
 - [ddp, 1, [0, 0, 6, 6], "--trainer.devices=[0,1] --trainer.accumulate_grad_batches=2"]
 """)
-
-
-@pytest.mark.parametrize(("strategy", "ranks", "blocks", "words"), RANKS)
 def test_a_rank_holds_its_part_and_gathered_blocks_and_buckets(strategy, ranks, blocks, words):
     words = [f"--trainer.strategy={strategy}", ONE_BY_ONE[strategy], *words.split()]
     forecast = predict("--model=hand_module.Stack", "--measure.zero_grad=after_step", *words)

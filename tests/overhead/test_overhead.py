@@ -18,7 +18,7 @@ import torch
 from fit_process import run_here
 from msgspec.structs import replace
 from strangers import Data, Regression
-from tables import rows
+from tables import cases
 from torch.utils.data import DataLoader
 
 from lmbench.cli import main
@@ -38,15 +38,6 @@ TINY = WINDOW + shlex.split("""
 --model.size=tiny --model.d_model=16 --model.vocab_size=64 --data.batch_size=2 --data.context_length=8
 --model.num_layers=1
 """)
-OPTIONS = """
---trainer.max_epochs=-1
---measure.zero_grad=native --trainer.precision=bf16-true
---trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --trainer.accumulate_grad_batches=3
---trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value --trainer.precision=64-true
---measure.mode=forward_backward --data.placement=pinned
---measure.mode=forward --measure.warmup_steps=0
---trainer.compile.backend=aot_eager
-"""
 
 
 class Named(Regression):
@@ -69,7 +60,16 @@ def losses(measured):
     return pytest.approx((measured.first_loss, measured.last_loss), rel=1e-6)
 
 
-@pytest.mark.parametrize("options", rows(OPTIONS))
+@cases("""
+options
+--trainer.max_epochs=-1
+--measure.zero_grad=native --trainer.precision=bf16-true
+--trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --trainer.accumulate_grad_batches=3
+--trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value --trainer.precision=64-true
+--measure.mode=forward_backward --data.placement=pinned
+--measure.mode=forward --measure.warmup_steps=0
+--trainer.compile.backend=aot_eager
+""")
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     (bare, module), (trainer, trained) = (
         measure_control(arm, [*TINY, *options.split()]) for arm in ("bare", "trainer")
@@ -153,10 +153,12 @@ def test_the_harness_costs_its_pauses_too(monkeypatch, tmp_path):
     assert measure_arm("harness", [], tmp_path) == replace(BARE, step_s=pytest.approx(0.010))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"first_loss": 4.1}, "first loss"), ({"first_loss": None}, "first loss"), ({"steps": 9}, "9 steps where bare")],
-)
+@cases("""
+- [change, message]
+- [{first_loss: 4.1}, first loss]
+- [{first_loss: null}, first loss]
+- [{steps: 9}, 9 steps where bare]
+""")
 def test_arms_that_did_different_work_are_not_compared(change, message):
     with pytest.raises(ProcessFailed, match=message):
         pair_of("harness", 0, BARE, replace(BARE, **change))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import yaml
+
 
 def rows(text):
     """A list of each line's cells, which stand between `|`, `-` for an empty one; of a table of one column, of its
@@ -9,6 +12,13 @@ def rows(text):
     lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
     cells = [["" if (cell := part.strip()) == "-" else cell for part in line.split(" | ")] for line in lines]
     return [row[0] if len(row) == 1 else row for row in cells]
+
+
+def cases(table, *more, **options):
+    """Parametrize a test by a table, whose first row names the arguments: of words as `rows` reads them, or in YAML,
+    whose rows are lists of values of any kind. `more` are rows in Python; `options` are those of pytest's mark."""
+    names, *values = yaml.safe_load(table) if table.lstrip().startswith("- [") else rows(table)
+    return pytest.mark.parametrize(names, [*values, *more], **options)
 
 
 def flat(text):
