@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import shutil
@@ -166,11 +167,17 @@ def printed(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
-    """What a command prints on standard error that refuses its words."""
+def answered(printed):
+    """The answer of a command that ends well, as its JSON has it."""
+    return lambda *words: json.loads(printed(*words, "--json"))
 
-    def run(*words):
-        assert main([*map(str, words)]) == 2
+
+@pytest.fixture
+def refused(capsys):
+    """What a command prints on standard error that refuses its words, or ends with another exit code."""
+
+    def run(*words, code=2):
+        assert main([*map(str, words)]) == code
         return capsys.readouterr().err
 
     return run

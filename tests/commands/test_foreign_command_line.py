@@ -158,14 +158,13 @@ def test_a_command_line_is_understood_alike_whatever_the_process_understood_befo
         assert (settings(line), settings(other)) == (own, first)
 
 
-def test_a_printed_configuration_is_measured(tmp_path, capsys):
+def test_a_printed_configuration_is_measured(tmp_path, printed):
     # The Timer's default interval is a member of an enumeration.
     line = "--model strangers.TokenModel --model.vocab_size 20 --data.context_length 8 --trainer.callbacks+ "
     line += f"lightning.pytorch.callbacks.Timer {QUICK} --print_config"
-    assert main(["fit", *line.split()]) == 0
-    printed = tmp_path / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
-    first = fit(tmp_path, f"--config {printed}").record
+    config = tmp_path / "printed.yaml"
+    config.write_text(printed("fit", *line.split()))
+    first = fit(tmp_path, f"--config {config}").record
     assert first.model.name == "strangers.TokenModel"
     assert first.config["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"
 

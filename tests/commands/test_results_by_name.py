@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -56,8 +55,8 @@ noise last | repeats that count: 1
 
 
 @pytest.fixture
-def listed(printed):
-    return lambda *words: json.loads(printed("list", "--json", *words))["tables"]["results"]
+def listed(answered):
+    return lambda *words: answered("list", *words)["tables"]["results"]
 
 
 def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed):

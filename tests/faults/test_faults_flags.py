@@ -9,13 +9,12 @@ from tables import cases
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch):
+def fit(here):
     """Runs in an empty folder; returns the result (None without one), and what else is left."""
-    monkeypatch.chdir(tmp_path)
 
     def run(*words, code=0):
-        result = bench(tmp_path, "--measure.warmup_steps=2", *SMALL, *words, code=code)
-        return result, sorted({path.name for path in tmp_path.iterdir()} - {"results"})
+        result = bench(here, "--measure.warmup_steps=2", *SMALL, *words, code=code)
+        return result, sorted({path.name for path in here.iterdir()} - {"results"})
 
     return run
 

@@ -38,8 +38,7 @@ TINY = [
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _no_process_is_left(here):
     # The process for fake steps may be here from other tests.
     before = multiprocessing.active_children()
     yield
@@ -62,22 +61,9 @@ def steps_of(path):
 
 
 WITHOUT_PROBES = ["--measure.probe_steps=0"]
-CLIPPED = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"]
-BOTH = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=2", "--trainer.devices=4"]
-WHOLE_GRADIENTS = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.reduce_each_micro_batch=false"]
-#: Batches trained on at once, number of ranks, and the words for the strategy.
-STRATEGIES = [
-    (1, 1, ["--trainer.devices=1"]),
-    (1, 2, ["--trainer.strategy=tensor_parallel"]),
-    (2, 2, ["--trainer.strategy=ddp"]),
-    (2, 2, ["--trainer.strategy=ddp", *CLIPPED]),
-    (2, 4, [*BOTH, *CLIPPED]),
-    (2, 2, [*WHOLE_GRADIENTS, *CLIPPED]),
-    (2, 2, ["--trainer.strategy=ddp_zero1", *CLIPPED]),
-    (2, 2, ["--trainer.strategy=fsdp2", "--trainer.strategy.blocks_per_group=1", "--trainer.strategy.prefetch=2"]),
-    (2, 2, ["--trainer.strategy=lmbench.FlatDDP", *CLIPPED]),
-    (2, 2, ["--trainer.strategy=lmbench.BucketedDDP", "--trainer.strategy.bucket_cap_mb=0.02", *CLIPPED]),
-]
+CLIPPED = "--trainer.accumulate_grad_batches=2 --trainer.gradient_clip_val=0.1"
+PARALLEL = "--trainer.strategy=lmbench.ModelParallel"
+WHOLE_GRADIENTS = f"{PARALLEL} --trainer.strategy.reduce_each_micro_batch=false"
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +71,23 @@ def first_figures():
     return {}
 
 
-@pytest.mark.parametrize(("batches", "count", "words"), STRATEGIES)
-def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
-    code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
-    record, is_clipped = run.record, words[-2:] == CLIPPED
+# Batches trained on at once, number of ranks, and the words for the strategy.
+@cases(f"""
+- [batches, count, line]
+- [1, 1, --trainer.devices=1]
+- [1, 2, --trainer.strategy=tensor_parallel]
+- [2, 2, --trainer.strategy=ddp]
+- [2, 2, --trainer.strategy=ddp {CLIPPED}]
+- [2, 4, {PARALLEL} --trainer.strategy.tensor_parallel_size=2 --trainer.devices=4 {CLIPPED}]
+- [2, 2, {WHOLE_GRADIENTS} {CLIPPED}]
+- [2, 2, --trainer.strategy=ddp_zero1 {CLIPPED}]
+- [2, 2, --trainer.strategy=fsdp2 --trainer.strategy.blocks_per_group=1 --trainer.strategy.prefetch=2]
+- [2, 2, --trainer.strategy=lmbench.FlatDDP {CLIPPED}]
+- [2, 2, --trainer.strategy=lmbench.BucketedDDP --trainer.strategy.bucket_cap_mb=0.02 {CLIPPED}]
+""")
+def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, line, first_figures):
+    code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *line.split())
+    record, is_clipped = run.record, CLIPPED in line
     assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", count, 1 + is_clipped)
     ranks = [steps_of(run.path), *(steps_of(run.path / f"rank{rank}") for rank in range(1, count))]
     assert [len(steps) for steps in ranks] == [2 + 8] * count
@@ -105,7 +104,7 @@ def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, 
 
 def test_the_last_batch_of_an_epoch_is_stepped_on_with_its_gradients():
     # Lightning steps after the batches 2, 4 and 5.
-    words = [*WHOLE_GRADIENTS, "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=5"]
+    words = [*WHOLE_GRADIENTS.split(), "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=5"]
     code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
     assert (code, {step.micro_batches for step in run.steps}) == (0, {1, 2})
     assert all(step.gradient_norm for step in run.steps)

@@ -14,10 +14,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-import yaml
-from paths import DATA
 from repository import git
-from tables import cases
+from tables import cases, stored
 
 from lmbench.device import device_of
 from lmbench.device.nvml import NvmlSensor
@@ -106,7 +104,7 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
     assert childs < 600_000_000 < len(ballast) < peak_rss_bytes()
 
 
-READINGS = yaml.safe_load((DATA / "device_readings.yaml").read_text())
+READINGS = stored("device_readings")
 
 
 @pytest.mark.parametrize(("opened", "closed", "wall_s", "changes"), READINGS["cases"])

@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from fake_steps import in_fork
 from msgspec.structs import replace
-from paths import DATA
 from runs import make_run
-from tables import cases
+from tables import cases, stored
 
 from lmbench.campaign.planning import few_blocks
 from lmbench.errors import UsageError
@@ -201,7 +199,7 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 
 
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
-    measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
+    measured = stored("memory/plan_h200")
     blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
     untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1, "adding": 3})
     (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])

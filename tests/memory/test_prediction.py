@@ -132,6 +132,7 @@ def test_a_compiled_peak_is_within_two_percent_of_an_h200s_by_few_of_its_blocks(
 # by hand
 
 OWN = "--model=hand_module.TwoLayers"
+EXTRA = "--model=hand_module.Extra --model.extra"
 
 
 def test_a_users_module_is_counted_to_the_byte():
@@ -147,21 +148,23 @@ def test_a_users_module_is_counted_to_the_byte():
     assert (optimizer.gradients, optimizer.activations) == (weights, 0)
 
 
-#: Modules, and what they hold in the forward of a step in the native order, in matrices of 4 MiB: parameters,
-#: gradients, optimizer state, and what no category tells.
-KINDS = {
-    "Averaged": (2, 2, 4, 2), "TiedAndMoved": (0.5, 0.5, 1, 0), "ByHand": (2, 2, 4, 0), "Rows": (1, 0, 0, 0),
-    "Lazy": (2, 2, 4, 0), "NoneFirst": (2, 2, 4, 0),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_modules_of_kinds_that_people_write_are_counted(kind):
+# Modules, and what they hold in the forward of a step in the native order, in matrices of 4 MiB: parameters, gradients,
+# optimizer state, and what no category tells.
+@cases("""
+- [kind, held]
+- [Averaged, [2, 2, 4, 2]]
+- [TiedAndMoved, [0.5, 0.5, 1, 0]]
+- [ByHand, [2, 2, 4, 0]]
+- [Rows, [1, 0, 0, 0]]
+- [Lazy, [2, 2, 4, 0]]
+- [NoneFirst, [2, 2, 4, 0]]
+""")
+def test_modules_of_kinds_that_people_write_are_counted(kind, held):
     forecast = predict(f"--model=hand_module.{kind}")
     forward = peak_of(forecast, "forward")
     assert ("sparse gradients take no memory after the backward" in forecast.assumed) == (kind == "Rows")
     sizes = (forward.parameters, forward.gradients, forward.optimizer_state, forward.unknown)
-    assert [size / (4 * 1024**2) for size in sizes] == pytest.approx(KINDS[kind], abs=0.001)
+    assert [size / (4 * 1024**2) for size in sizes] == pytest.approx(held, abs=0.001)
 
 
 def test_quantized_optimizer_state_takes_a_byte_a_number():
@@ -180,28 +183,26 @@ def test_dropout_keeps_a_byte_for_each_element():
     assert kept - without == 8 * 1024
 
 
-#: What a training step does beside its loss, and what is assumed about values.
-EXTRAS = {
-    "self.log('loss', loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True, reduce_fx='max')": "",
-    "self.log_dict({'loss': loss, 'count': (batch != 3).sum(), 'rate': 0.1}, on_epoch=True)": "",
-    "self.log('value', loss.item())": "its number taken as 1",
-    "self.log('mean', self.mean(loss))": "",
-    "self.log('accuracy', self.accuracy(out, batch.argmax(-1)), on_epoch=True)": "",
-    "print(f'{loss:.3f} {out} {float(loss)}', torch.tensor([loss, loss]).tolist())": "its number taken as 1",
-    "exit() if loss.item() > 5 else None": "its number taken as 1",
-    "torch.compile(lambda rows: rows.sin().sum(), fullgraph=True)(out)": "",
-    "(out.detach().argmax(-1).cpu().numpy().mean(), None)[1]": "",
-    "copy.deepcopy(self).second(batch).sum() * 0 + loss": "",
-    "self.trainer.is_global_zero and self.optimizers().param_groups[0]['lr'] and None": "",
-    "checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, use_reentrant=False).sum()": "",
-    "exit() if torch.isnan(loss) else None": "its tensor taken as false",
-    "None if torch.isfinite(out).all() else exit()": "its tensor taken as true",
-    "out[batch > 0].sum()": "a mask that keeps everything",
-    "(twice(out), None)[1]": "its outputs alone take memory",
-}
-
-
-@pytest.mark.parametrize(("extra", "assumed"), EXTRAS.items())
+# What a training step does beside its loss, and what is assumed about values.
+@cases("""
+extra | assumed
+self.log('loss', loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True, reduce_fx='max') | -
+self.log_dict({'loss': loss, 'count': (batch != 3).sum(), 'rate': 0.1}, on_epoch=True) | -
+self.log('value', loss.item()) | its number taken as 1
+self.log('mean', self.mean(loss)) | -
+self.log('accuracy', self.accuracy(out, batch.argmax(-1)), on_epoch=True) | -
+print(f'{loss:.3f} {out} {float(loss)}', torch.tensor([loss, loss]).tolist()) | its number taken as 1
+exit() if loss.item() > 5 else None | its number taken as 1
+torch.compile(lambda rows: rows.sin().sum(), fullgraph=True)(out) | -
+(out.detach().argmax(-1).cpu().numpy().mean(), None)[1] | -
+copy.deepcopy(self).second(batch).sum() * 0 + loss | -
+self.trainer.is_global_zero and self.optimizers().param_groups[0]['lr'] and None | -
+checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, use_reentrant=False).sum() | -
+exit() if torch.isnan(loss) else None | its tensor taken as false
+None if torch.isfinite(out).all() else exit() | its tensor taken as true
+out[batch > 0].sum() | a mask that keeps everything
+(twice(out), None)[1] | its outputs alone take memory
+""")
 def test_a_step_that_logs_or_reads_values_is_predicted(extra, assumed):
     forecast = predict("--model=hand_module.Extra", "--model.extra", extra)
     assert forecast.highest.total_bytes > 4 * 4 * 1024**2
@@ -232,29 +233,23 @@ def test_gradients_are_held_in_the_forward_where_steps_keep_them(words, share):
     assert (forward.optimizer_state > 0) == bool(share)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model=hand_module.Extra", "--model.extra=torch.ones(int(batch.argmax()))"],
-         r"cannot be predicted: .*: this needs the values of a tensor; a prediction has only shapes"),
-        (["--model=hand_module.Extra", "--model.extra=self.log('x', self.trainer.nothing)"],
-         "cannot be predicted: .*AttributeError: 'BenchTrainer' object has no attribute 'nothing'"),
-        (["--model=hand_module.Extra", "--model.extra=nn.LSTM(1024, 8)(batch)[0].sum()"],
-         "cannot be predicted: .*: cuDNN runs this layer on a GPU"),
-        (["--model=hand_module.Newton"], "cannot be predicted: LBFGS keeps a history whose length depends on values"),
-        (["--model=hand_module.Unready"], "cannot be predicted: a lazy module has no sizes; run a batch"),
-        ([*TINY, "--trainer.precision=transformer-engine"],
-         "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
-        (["--model.siz=tiny"], r"model\.siz"),
-        ([*TINY, "--trainer.devices=[]"], r"trainer.devices is \[\]; a prediction needs a number"),
-        ([*TINY, "--trainer.num_nodes=0"], "trainer.num_nodes is 0; it must be at least 1"),
-        ([*TINY, "--trainer.devices=auto"], "trainer.devices is auto; a prediction needs a number"),
-        ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp"),
-    ],
-)  # fmt: skip
-def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(words, message):
+@cases(rf"""
+line | message
+{EXTRA}=torch.ones(int(batch.argmax())) | cannot be predicted: .*: this needs the values of a tensor; .* only shapes
+{EXTRA}=self.log('x',self.trainer.nothing) | cannot be predicted: .*AttributeError: 'BenchTrainer' object has no .*nothing
+{EXTRA}=nn.LSTM(1024,8)(batch)[0].sum() | cannot be predicted: .*: cuDNN runs this layer on a GPU
+--model=hand_module.Newton | cannot be predicted: LBFGS keeps a history whose length depends on values
+--model=hand_module.Unready | cannot be predicted: a lazy module has no sizes; run a batch
+--trainer.precision=transformer-engine | precision transformer-engine cannot be predicted; allowed: 64-true, 32-true
+--model.siz=tiny | model\.siz
+--trainer.devices=[] | trainer.devices is \[\]; a prediction needs a number
+--trainer.num_nodes=0 | trainer.num_nodes is 0; it must be at least 1
+--trainer.devices=auto | trainer.devices is auto; a prediction needs a number
+--trainer.devices=2 --trainer.strategy=fsdp | 'fsdp'; choose one of auto, ddp
+""")
+def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(line, message):
     with pytest.raises(UsageError, match=message):
-        predict(*words)
+        predict(*([] if "hand_module" in line else TINY), *line.split())
 
 
 def test_blocks_that_are_computed_again_keep_less_in_eager_and_compiled_runs():

@@ -191,10 +191,9 @@ def test_running_out_of_memory_is_one_line_and_an_exit_code(capsys):
     assert (out, err.splitlines()[-1].startswith("lmbench: overhead: harness: ")) == ("", True)
 
 
-def test_the_harness_and_a_bare_loop_are_measured_in_turns(monkeypatch, capsys):
+def test_the_harness_and_a_bare_loop_are_measured_in_turns(monkeypatch, answered):
     monkeypatch.setattr("lmbench.overhead.ARMS", {"bare": "", "harness": ""})
-    assert main(["overhead", "--rounds=2", "--json", *TINY, "--measure.steps=6"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered("overhead", "--rounds=2", *TINY, "--measure.steps=6")
     assert [(pair["round"], pair["arm"]) for pair in answer["measurements"]] == [(0, "harness"), (1, "harness")]
     assert all(pair["turns"] >= 3 and pair["bare_s"] > 0 for pair in answer["measurements"])
 

@@ -1,9 +1,10 @@
-"""Cases that are words, as a table in the test's text; and text without the line breaks of a screen."""
+"""Cases as a table in the test's text or in a file; and text without the line breaks of a screen."""
 
 from __future__ import annotations
 
 import pytest
 import yaml
+from paths import DATA
 
 
 def rows(text):
@@ -19,6 +20,11 @@ def cases(table, *more, **options):
     whose rows are lists of values of any kind. `more` are rows in Python; `options` are those of pytest's mark."""
     names, *values = yaml.safe_load(table) if table.lstrip().startswith("- [") else rows(table)
     return pytest.mark.parametrize(names, [*values, *more], **options)
+
+
+def stored(name):
+    """What a YAML file of the tests' data holds."""
+    return yaml.safe_load((DATA / f"{name}.yaml").read_text())
 
 
 def flat(text):
