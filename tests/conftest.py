@@ -135,9 +135,7 @@ def _no_wandb(monkeypatch):
 @pytest.fixture(scope="session")
 def _warm_server():
     """A server whose forks are runs of any test's sweep: what importing costs is paid once."""
-    with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
-        # The forks inherit the server's variables, so it starts before a test turns W&B off.
-        patch.delenv("WANDB_MODE", raising=False)
+    with warm_servers() as executor:
         executor.await_ready([HERE])
         yield executor
 

@@ -62,6 +62,7 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
 )  # fmt: skip
 def test_every_stage_says_what_is_done_and_what_is_left_in_that_order(monkeypatch, stage, changes, text):
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     line = in_a_run(terminal := Terminal(), stage)
     line.run_started()
     line.before_window()
