@@ -6,9 +6,8 @@ import gzip
 import json
 
 import pytest
-import yaml
 from runs import make_run, make_sweep, rows_of
-from tables import flat, rows
+from tables import cases, flat
 from trace_events import HandWritten, answer, examined, planted, shown, write_ranks
 
 from lmbench.kernels.findings import summarize
@@ -108,18 +107,16 @@ def path_us(record):
     return {cause: round(time_s * 1e6, 3) for cause, time_s in record["path"].items()}
 
 
-@pytest.mark.parametrize(
-    ("trace", "expected"),
-    [
-        ("two_streams", {"launching": 6, "gemm": 100, "exposed all-reduce": 300, "short gaps": 2, "softmax": 92}),
-        ("unnoted_wait", {"launching": 20, "elementwise": 380, "short gaps": 3, "softmax": 97}),
-        ("late_host", {"launching": 213, "gemm": 100, "synchronizing": 4, "softmax": 183}),
-        ("collectives_alone", {"launching": 20, "exposed all-reduce": 100, "short gaps": 1}),
-        ("lost_launch", {"unexplained": 300, "elementwise": 100}),
-        ("slow_last_launch", {"launching": 39}),
-        ("replayed", {"launching": 20, "gemm": 300, "short gaps": 2}),
-    ],
-)
+@cases("""
+- [trace, expected]
+- [two_streams, {launching: 6, gemm: 100, exposed all-reduce: 300, short gaps: 2, softmax: 92}]
+- [unnoted_wait, {launching: 20, elementwise: 380, short gaps: 3, softmax: 97}]
+- [late_host, {launching: 213, gemm: 100, synchronizing: 4, softmax: 183}]
+- [collectives_alone, {launching: 20, exposed all-reduce: 100, short gaps: 1}]
+- [lost_launch, {unexplained: 300, elementwise: 100}]
+- [slow_last_launch, {launching: 39}]
+- [replayed, {launching: 20, gemm: 300, short gaps: 2}]
+""")
 def test_the_path_is_the_planted_one(trace, expected, tmp_path, capsys):
     assert path_us(answer(capsys, PLANTED[trace].write(tmp_path / "t.json"), "--path")) == expected
 
@@ -178,9 +175,8 @@ def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_p
     assert path_us(answer(capsys, tmp_path, "--path"))["waiting for rank 1"] == 572 - 31
 
 
-@pytest.mark.parametrize(
-    ("trace", "change", "change_us"),
-    yaml.safe_load("""
+@cases("""
+- [trace, change, change_us]
 # The other stream's kernel then sets the step: 50 us and a gap.
 - [two_streams, collectives=0, -250]
 - [two_streams, collectives=0.5, -150]
@@ -196,8 +192,7 @@ def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_p
 - [late_host, launches=0, -207]
 # Without the host's wait for room in the queue, twice the speed of the device is twice that of the step.
 - [full_queue, device=2x, -7200]
-"""),
-)
+""")
 def test_a_what_if_changes_the_step_as_the_graph_says(trace, change, change_us, tmp_path, capsys):
     record = answer(capsys, PLANTED[trace].write(tmp_path / "t.json"), "--what_if", change)
     assert record["tables"]["what_if"][-1]["change_s"] * 1e6 == pytest.approx(change_us, rel=0.03, abs=4)
@@ -211,9 +206,8 @@ def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_mo
     assert all(-kernels.path_s <= change_s <= 1e-3 * kernels.path_s for change_s in kernels.what_if.values())
 
 
-@pytest.mark.parametrize(
-    ("trace", "change", "problem"),
-    rows("""
+@cases("""
+trace | change | problem
 two_streams | collectives=2GB | is no change; give collectives=F or =NGB/s
 two_streams | kind:gem=0 | did you mean gemm?
 two_streams | device=-1 | is no change
@@ -225,8 +219,7 @@ already_fused | attention=fused | changes nothing
 other_softmax | attention=fused | changes nothing
 other_softmax | attention=0 | changes nothing
 two_streams | kind:gemm=1 | changes nothing: the trace has none of it, or it is so already
-"""),
-)
+""")
 def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, refused):
     (line,) = refused("kernels", PLANTED[trace].write(tmp_path / "t.json"), "--what_if", change).splitlines()
     assert problem in line

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 from paths import GOLDEN
 from plain_sums import plain_sums
+from tables import cases
 from trace_events import HandWritten, answer, shown, write_ranks
 
 COLLECTIVES = {
@@ -61,9 +61,9 @@ def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
     assert (gathers["message_bytes"], gathers["bus_bytes_per_s"]) == (1200, pytest.approx(600 / 40e-6))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "matched"),
-    yaml.safe_load("""
+@cases(
+    """
+- [first, second, matched]
 # Recording began a step later.
 - [{}, {first_step: 8}, 2]
 # Collectives with numbers match whatever the steps are called.
@@ -73,7 +73,7 @@ def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
 # Messages match by their pair of ranks, not by number; without a pair they do not match.
 - [{names: &sent [point-to-point, point-to-point], Dst Rank: 1, Seq: 3, lasts: 0.5}, {names: *sent, Src Rank: 0}, 4]
 - [{names: *sent, Dst Rank: 1}, {names: *sent, Dst Rank: 0}, 0]
-"""),
+""",
     ids=str,
 )
 def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, capsys):
