@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from paths import GOLDEN
 from slurm import slurm_of_this_machine
 from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
@@ -90,6 +91,16 @@ def assert_slept(window, **slept):
         slept_s = np.reshape(sleeps_s[-each * len(window) :], (-1, each)).sum(axis=1)
         ratios = [getattr(record, f"{phase}_s") for record in window] / slept_s
         assert (ratios.min() >= 1, np.median(ratios) < 1.25) == (True, True), phase
+
+
+def check_golden(name, text):
+    """Hold a text against a file of tests/data/golden, which was read and found right once.
+
+    `WRITE_GOLDEN=1 python -m pytest tests -k golden` writes the files anew; read the difference before you keep it.
+    """
+    if "WRITE_GOLDEN" in os.environ:
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 def quiet_trainer(*callbacks, **flags):

@@ -7,13 +7,15 @@ import io
 import shutil
 
 import pytest
-from paths import GOLDEN, TRACES
+from paths import TRACES
 from plain_sums import plain_sums
 from trace_events import HandWritten, answer, shown
 
 from lmbench.kernels.answer import without_hidden
 from lmbench.kernels.findings import examine, summarize
 from lmbench.report.run import details
+
+from conftest import check_golden
 
 COMPILED = str(TRACES / "small_bf16_compiled")
 
@@ -38,7 +40,7 @@ GOLDENS = {"answer": COMPILED, **{path.name.partition(".")[0]: path.name for pat
 @pytest.mark.parametrize("name", GOLDENS)
 def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(name, capsys, monkeypatch):
     monkeypatch.chdir(TRACES / "made_up")
-    assert shown(capsys, GOLDENS[name]) == (GOLDEN / f"kernels_{name}.txt").read_text(encoding="utf-8")
+    check_golden(f"kernels_{name}.txt", shown(capsys, GOLDENS[name]))
 
 
 def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_the_step(tmp_path, capsys):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from paths import GOLDEN
 from plain_sums import plain_sums
 from tables import cases
 from trace_events import HandWritten, answer, shown, write_ranks
+
+from conftest import check_golden
 
 COLLECTIVES = {
     "all-reduce": {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
@@ -118,7 +119,7 @@ def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     for rank in (0, 1):
         write_rank(tmp_path, rank)
-    assert shown(capsys, ".") == (GOLDEN / "kernels_ranks.txt").read_text(encoding="utf-8")
+    check_golden("kernels_ranks.txt", shown(capsys, "."))
 
 
 def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, capsys):

@@ -8,9 +8,11 @@ import re
 from itertools import accumulate
 
 import pytest
-from recorded_memory import GOLDEN, foreign, printed, unpack
+from recorded_memory import foreign, unpack
 
 from lmbench.memory.findings import examine
+
+from conftest import check_golden
 
 SHARE = {"alloc": 1, "free_requested": -1}
 
@@ -60,9 +62,11 @@ def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
     assert findings.summary.residual_computed_bytes == 4 * 512 * 768 * 4
 
 
-def test_the_tables_are_the_golden_file_and_fit_80_columns(run):
-    text = printed(run.parent)
-    assert text == GOLDEN.read_text(encoding="utf-8"), "python tests/support/recorded_memory.py writes it anew"
+def test_the_tables_are_the_golden_file_and_fit_80_columns(run, printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(run.parent)
+    text = printed("memory", "recorded", "--all")
+    check_golden("memory_history.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
