@@ -46,8 +46,6 @@ def test_the_smallest_vocabulary_has_one_token_a_byte_and_large_ones_take_four_b
     # Three end-of-text ids, and two more bytes for each of two bytes that are not UTF-8.
     assert corpus_tokens(corpus, 257, tmp_path / "cache").size == corpus.size_bytes + 3 + 4
     assert corpus_tokens(corpus, 70_000, tmp_path / "cache").dtype == np.uint32
-    with pytest.raises(UsageError, match="vocab_size is 256; byte-level tokens of text need at least 257"):
-        corpus_tokens(corpus, 256, tmp_path / "cache")
 
 
 def test_large_files_come_in_pieces_that_lose_nothing(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from lmbench.errors import UsageError
 from lmbench.fit.prediction import forecast
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.blocks import CATEGORIES
-from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, TargetGpu, gpus_for
+from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, TargetGpu
 from lmbench.memory.predictor import SHARED, FakeStep, Predictor, largest_that_fits
 from lmbench.model.transformer import LOSS_CHUNKS
 
@@ -223,10 +223,12 @@ def test_a_callback_that_only_logs_changes_no_prediction():
     assert watched.highest.total_bytes == plain.highest.total_bytes
 
 
-@pytest.mark.parametrize(
-    ("words", "share"),
-    [("--measure.zero_grad native", 1), ("--trainer.accumulate_grad_batches 4", 1), ("--measure.mode forward", 0)],
-)
+@cases("""
+- [words, share]
+- [--measure.zero_grad native, 1]
+- [--trainer.accumulate_grad_batches 4, 1]
+- [--measure.mode forward, 0]
+""")
 def test_gradients_are_held_in_the_forward_where_steps_keep_them(words, share):
     forward = peak_of(predict(OWN, *words.split()), "forward")
     assert forward.gradients == share * 2 * 4 * 1024**2
@@ -323,7 +325,12 @@ def test_buckets_that_are_the_gradients_are_always_held():
     assert unused.run_peak_bytes == unused.highest.total_bytes
 
 
-@pytest.mark.parametrize(("shared", "rest", "enough"), [(200, 50, 4), (140, 50, 3), (200, 100, None)])
+@cases("""
+- [shared, rest, enough]
+- [200, 50, 4]
+- [140, 50, 3]
+- [200, 100, null]
+""")
 def test_gpus_are_enough_where_their_part_of_the_shared_memory_fits(shared, rest, enough):
     """Sizes are in GiB; a GPU has 100."""
     sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
@@ -331,10 +338,12 @@ def test_gpus_are_enough_where_their_part_of_the_shared_memory_fits(shared, rest
     assert Predictor(lambda *_: trial, 1, None, is_slow=False).fewest_ranks(2, ROOM) == enough
 
 
-@pytest.mark.parametrize(("strategy", "name", "enough"), [
-    ("fsdp2_zero2", "fsdp2_zero2", "; 1 is enough"), ("ddp", "ddp", ""),
-    ("fsdp2 --trainer.strategy.blocks_per_group=1", "fsdp2 (blocks_per_group 1)", "; 1 is enough"),
-])  # fmt: skip
+@cases("""
+- [strategy, name, enough]
+- [fsdp2_zero2, fsdp2_zero2, "; 1 is enough"]
+- [ddp, ddp, ""]
+- [fsdp2 --trainer.strategy.blocks_per_group=1, fsdp2 (blocks_per_group 1), "; 1 is enough"]
+""")  # fmt: skip
 def test_the_answer_names_the_strategy_and_the_number_of_gpus(strategy, name, enough):
     words = ["--model=hand_module.Stack", "--trainer.devices=2", *f"--trainer.strategy={strategy}".split()]
     forecast = predict(*words, gpu="H200", finds_largest=True)
@@ -342,17 +351,6 @@ def test_the_answer_names_the_strategy_and_the_number_of_gpus(strategy, name, en
     assert f"fits on 2 H200 (138.88 GiB each){enough}'" in str(forecast_answer(forecast).notes)
     forecast.on_gpus[0].fits, forecast.fewest_gpus = False, None
     assert re.search("more GPUs change nothing|no number of GPUs", str(forecast_answer(forecast).notes))
-
-
-# few blocks for many
-
-
-def test_steps_of_few_blocks_tell_the_peak_of_all():
-    def step(batch, context, kept):
-        sizes = {**dict.fromkeys(CATEGORIES, 0), "activations": 100 + 7 * (kept or 36)}
-        return FakeStep([PhasePeak("backward", sizes, "")], 0, 36)
-
-    assert Predictor(step, 4, 512, is_slow=True).run_peak_bytes == 100 + 7 * 36
 
 
 # what fits
@@ -398,11 +396,6 @@ def test_one_prediction_tells_the_largest_shapes_of_each_gpu():
         assert row.fits == fits(predictor.reserved_bytes)
         assert fits(_reserved_bytes(batch, 512)) > fits(_reserved_bytes(batch + 1, 512))
         assert fits(_reserved_bytes(4, context)) > fits(_reserved_bytes(4, context + 64))
-
-
-def test_an_unknown_gpu_is_an_error():
-    with pytest.raises(UsageError, match=r"no GPU is known as 'H9000'; known: GB300, .*H100 PCIe"):
-        gpus_for("H9000")
 
 
 # beside a run
