@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tables import cases, rows
+from tables import cases
 
 from lmbench.precision import GPUS, find_gpu, peak_flops
-
-UNKNOWN = """
-NVIDIA GeForce RTX 4090 Laptop GPU
-NVIDIA GeForce RTX 4090 D
-NVIDIA GeForce RTX 4080 SUPER
-NVIDIA A100-SXM4-80GB MIG 1g.10gb
-NVIDIA H1000
-NVIDIA H200 NVL
-AMD Instinct MI300A
-NVIDIA RTX PRO 6000 Blackwell Server Edition
-cpu
-"""
 
 
 # TFLOP/s from datasheets: bf16, tf32, fp32.
@@ -46,7 +34,21 @@ def test_peaks_are_the_datasheets(name, rates):
     assert [peak.dtype for peak in peaks] == ["bf16", "tf32", "fp32"]
 
 
-@pytest.mark.parametrize("name", ["", *rows(UNKNOWN)])
+@cases(
+    """
+name
+NVIDIA GeForce RTX 4090 Laptop GPU
+NVIDIA GeForce RTX 4090 D
+NVIDIA GeForce RTX 4080 SUPER
+NVIDIA A100-SXM4-80GB MIG 1g.10gb
+NVIDIA H1000
+NVIDIA H200 NVL
+AMD Instinct MI300A
+NVIDIA RTX PRO 6000 Blackwell Server Edition
+cpu
+""",
+    "",
+)
 def test_an_unknown_gpu_has_no_peak(name):
     assert find_gpu(name) is peak_flops(name, "bf16-mixed") is None
 
@@ -60,7 +62,12 @@ def test_similar_names_differ_and_a_name_matches_with_and_without_the_maker():
     assert [pair for pair in pairs if pair[0] / pair[1] != pytest.approx(2, rel=0.02)] == []
 
 
-@pytest.mark.parametrize(("fraction", "teraflops"), [(0.0, 989.4), (0.5, 1319.2), (1.0, 1978.9)])
+@cases("""
+- [fraction, teraflops]
+- [0.0, 989.4]
+- [0.5, 1319.2]
+- [1.0, 1978.9]
+""")
 def test_in_fp8_the_peak_is_that_of_each_product_in_its_own_precision(fraction, teraflops):
     peak = peak_flops("NVIDIA H200", "fp8-tensorwise", fp8_fraction=fraction)
     assert peak.flops_per_s / 1e12 == pytest.approx(teraflops, rel=1e-4)

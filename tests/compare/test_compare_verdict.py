@@ -24,7 +24,12 @@ def draws(seed, n, std, mean=0.05):
     return mean * np.random.default_rng(seed).lognormal(0, std, n)
 
 
-@pytest.mark.parametrize(("n_a", "n_b"), [(2, 2), (5, 3), (3, 12)])
+@cases("""
+- [n_a, n_b]
+- [2, 2]
+- [5, 3]
+- [3, 12]
+""")
 def test_the_ratio_is_scipys_welch_test_on_logarithms(n_a, n_b):
     a, b = draws(n_a, n_a, 0.004), draws(100 + n_b, n_b, 0.011, mean=0.051)
     ratio = ratio_of(a, b)
@@ -71,10 +76,13 @@ def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, ch
     assert reason in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("repeats", "spread", "effect"),
-    [(5, 0.003, 0.02), (3, 0.02, None), (5, 0.02, None), (8, 0.02, None)],
-)
+@cases("""
+- [repeats, spread, effect]
+- [5, 0.003, 0.02]
+- [3, 0.02, null]
+- [5, 0.02, null]
+- [8, 0.02, null]
+""")
 def test_a_change_that_is_detectable_is_detected_in_95_of_100_cases(repeats, spread, effect):
     """In simulated comparisons; `effect` is by default the change that is said to be detectable."""
     times = np.exp(np.random.default_rng(repeats).normal(0, spread, (TRIALS, 2, repeats)))

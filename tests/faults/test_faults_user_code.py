@@ -64,7 +64,12 @@ def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
     assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
 
 
-@pytest.mark.parametrize(("end", "code"), [(None, 0), ("sigterm", 143), ("sigkill", 137)])
+@cases("""
+- [end, code]
+- [null, 0]
+- [sigterm, 143]
+- [sigkill, 137]
+""")
 def test_no_process_of_a_step_outlives_the_run(end, code, tmp_path):
     ending = plant("on_train_batch_end", end, 9) if end else []
     process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *ending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plain_sums import plain_sums
 from tables import cases
-from trace_events import HandWritten, answer, shown, write_ranks
+from trace_events import HandWritten, write_ranks
 
 from conftest import check_golden
 
@@ -42,10 +42,10 @@ def write_rank(folder, rank, names=("all-reduce", "all-gather"), first_step=7, l
     return trace.write(folder / f"{rank}.json")
 
 
-def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
+def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, answered):
     paths = [write_rank(tmp_path, rank) for rank in (0, 1)]
-    record = answer(capsys, tmp_path)
-    assert record == answer(capsys, *reversed(paths))
+    record = answered("kernels", tmp_path)
+    assert record == answered("kernels", *reversed(paths))
     for row, path in zip(record["tables"]["ranks"], paths, strict=True):
         plain = plain_sums(path)
         assert row["comm_s"] == pytest.approx(plain["comm"] / 2)
@@ -77,9 +77,9 @@ def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
 """,
     ids=str,
 )
-def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, capsys):
+def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, answered):
     paths = [write_rank(tmp_path, rank, **options) for rank, options in enumerate((first, second))]
-    record = answer(capsys, *paths)
+    record = answered("kernels", *paths)
     assert len(record["tables"].get("collectives", ())) == matched
     assert ("rank_wait_fraction" in record) == bool(matched)
     # A wait that is not known makes the sum of waits a least one, and the answer says so.
@@ -107,24 +107,24 @@ rank 1:
 
 # On clocks that differ, only the kernels' durations tell the wait.
 @pytest.mark.parametrize(("offset_us", "wait_us"), [(0, 60), (7_000, 70)])
-def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, capsys):
+def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, answered):
     write_ranks(tmp_path, GOES_ON, offset_us)
-    first, second = answer(capsys, tmp_path)["tables"]["ranks"]
+    first, second = answered("kernels", tmp_path)["tables"]["ranks"]
     assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(wait_us * 1e-6), 0)
     assert (second["delay_s"], second["last_count"]) == (pytest.approx(wait_us * 1e-6), 1)
 
 
-def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, capsys, monkeypatch):
+def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     for rank in (0, 1):
         write_rank(tmp_path, rank)
-    check_golden("kernels_ranks.txt", shown(capsys, "."))
+    check_golden("kernels_ranks.txt", printed("kernels", "."))
 
 
-def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, capsys):
+def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, printed):
     write_ranks(tmp_path, "{rank 0: [[op, aten::mm, 0, 5]], rank 1: [[op, aten::mm, 0, 5]]}")
-    assert "gloo's collectives run on the host" in shown(capsys, tmp_path)
+    assert "gloo's collectives run on the host" in printed("kernels", tmp_path)
 
 
 def test_a_trace_that_is_not_of_another_rank_is_refused(tmp_path, refused):

@@ -229,13 +229,18 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
     assert step.recipe not in points(failed=[step.recipe])
 
 
-@pytest.mark.parametrize(("room", "sizes"), [(10_000, {4, 2}), (360, {2, 1}), (1, {4, 2})])
+@cases("""
+- [room, sizes]
+- [10000, [4, 2]]
+- [360, [2, 1]]
+- [1, [4, 2]]
+""")
 def test_blocks_are_timed_in_the_two_largest_micro_batches_of_which_anything_fits(room, sizes):
     chains = [replace(CHAIN, batch_size=size, facts=FACTS._replace(entry=100 * size)) for size in (4, 2, 1)]
     plan = MemoryPlan(points_of([Recipe(4, 1)]), [], TargetGpu("a budget", room + CONTEXT_BYTES, 0), False, chains, 1)
     plan.points[0].options = {"data.batch_size": 4}
     runs = few_blocks(plan).values()
-    assert {run["data.batch_size"] for run in runs} == sizes
+    assert {run["data.batch_size"] for run in runs} == {*sizes}
     assert {run["measure.blocks"] for run in runs} == {*FEW_BLOCKS}
 
 

@@ -46,7 +46,12 @@ def saved(slower, blocked_s):
     return steps
 
 
-@pytest.mark.parametrize(("slower", "blocked_s"), [(0.1, 0.02), (0.0, 0.2), (4.0, 0.0001)])
+@cases("""
+- [slower, blocked_s]
+- [0.1, 0.02]
+- [0.0, 0.2]
+- [4.0, 0.0001]
+""")
 def test_a_planted_interference_and_the_cost_of_saving_lie_in_their_intervals(slower, blocked_s):
     run = RunRecord(SCHEMA_VERSION, "ok", saving=Saving(checkpoint_bytes=10**9, written_s=0.5))
     saving_of(saved(slower, blocked_s), run.saving)
