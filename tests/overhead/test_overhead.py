@@ -18,7 +18,7 @@ import torch
 from fit_process import run_here
 from msgspec.structs import replace
 from strangers import Data, Regression
-from tables import cases
+from tables import cases, rows
 from torch.utils.data import DataLoader
 
 from lmbench.cli import main
@@ -38,6 +38,15 @@ TINY = WINDOW + shlex.split("""
 --model.size=tiny --model.d_model=16 --model.vocab_size=64 --data.batch_size=2 --data.context_length=8
 --model.num_layers=1
 """)
+OPTIONS = """
+--trainer.max_epochs=-1
+--measure.zero_grad=native --trainer.precision=bf16-true
+--trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --trainer.accumulate_grad_batches=3
+--trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value --trainer.precision=64-true
+--measure.mode=forward_backward --data.placement=pinned
+--measure.mode=forward --measure.warmup_steps=0
+--trainer.compile.backend=aot_eager
+"""
 
 
 class Named(Regression):
@@ -60,16 +69,7 @@ def losses(measured):
     return pytest.approx((measured.first_loss, measured.last_loss), rel=1e-6)
 
 
-@cases("""
-options
---trainer.max_epochs=-1
---measure.zero_grad=native --trainer.precision=bf16-true
---trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --trainer.accumulate_grad_batches=3
---trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value --trainer.precision=64-true
---measure.mode=forward_backward --data.placement=pinned
---measure.mode=forward --measure.warmup_steps=0
---trainer.compile.backend=aot_eager
-""")
+@pytest.mark.parametrize("options", rows(OPTIONS))
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     (bare, module), (trainer, trained) = (
         measure_control(arm, [*TINY, *options.split()]) for arm in ("bare", "trainer")
