@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import shutil
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from paths import GOLDEN
 from slurm import slurm_of_this_machine
 from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
@@ -91,6 +93,16 @@ def assert_slept(window, **slept):
         assert (ratios.min() >= 1, np.median(ratios) < 1.25) == (True, True), phase
 
 
+def check_golden(name, text):
+    """Hold a text against a file of tests/data/golden, which was read and found right once.
+
+    `WRITE_GOLDEN=1 python -m pytest tests -k golden` writes the files anew; read the difference before you keep it.
+    """
+    if "WRITE_GOLDEN" in os.environ:
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+
+
 def quiet_trainer(*callbacks, **flags):
     return Trainer(callbacks=list(callbacks), **{**QUIET, **flags})
 
@@ -134,9 +146,7 @@ def _no_wandb(monkeypatch):
 @pytest.fixture(scope="session")
 def _warm_server():
     """A server whose forks are runs of any test's sweep: what importing costs is paid once."""
-    with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
-        # The forks inherit the server's variables, so it starts before a test turns W&B off.
-        patch.delenv("WANDB_MODE", raising=False)
+    with warm_servers() as executor:
         executor.await_ready([HERE])
         yield executor
 
@@ -166,11 +176,17 @@ def printed(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
-    """What a command prints on standard error that refuses its words."""
+def answered(printed):
+    """The answer of a command that ends well, as its JSON has it."""
+    return lambda *words: json.loads(printed(*words, "--json"))
 
-    def run(*words):
-        assert main([*map(str, words)]) == 2
+
+@pytest.fixture
+def refused(capsys):
+    """What a command prints on standard error that refuses its words, or ends with another exit code."""
+
+    def run(*words, code=2):
+        assert main([*map(str, words)]) == code
         return capsys.readouterr().err
 
     return run

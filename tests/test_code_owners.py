@@ -13,7 +13,7 @@ from traceback import FrameSummary
 import lightning.pytorch
 import pytest
 import torch
-from tables import rows
+from tables import cases
 
 import lmbench
 import lmbench.callbacks
@@ -81,9 +81,8 @@ def test_a_users_own_callback_of_the_same_name_is_the_users_in_a_recording_witho
 SITE = "/venv/lib/python3.12/site-packages"
 
 
-@pytest.mark.parametrize(
-    ("file", "owner"),
-    rows(rf"""
+@cases(rf"""
+file | owner
 {SITE}/torch/nn/functional.py | pytorch
 {SITE}/lightning/pytorch/trainer/trainer.py | lightning
 {SITE}/einops/einops.py | library
@@ -104,8 +103,7 @@ D:\work\lib\queue.py | user
 /home/me/bin/train | user
 /cache/ab/cab{"x" * 49}.py | pytorch
 /cache/ab/cab.py | user
-"""),
-)
+""")
 def test_paths_alone_tell_the_owner_of_a_foreign_file(file, owner):
     assert recorded_owners([file]) == {file: owner}
 
@@ -119,9 +117,8 @@ TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "linear.py")
 RUN, NORM = str(PACKAGE / "fit" / "measurement.py"), str(BESIDE["callbacks"] / "gradient_norm.py")
 
 
-@pytest.mark.parametrize(
-    ("stack", "named"),
-    rows(f"""
+@cases(f"""
+stack | named
 # The outermost frame first.
 {SCRIPT} {TRAINER} {LOOP} {USER} {TORCH} | {USER}
 {SCRIPT} {TRAINER} {LOOP} {USER} {LOOP} {TORCH} {contextlib.__file__} | {USER}
@@ -133,8 +130,7 @@ RUN, NORM = str(PACKAGE / "fit" / "measurement.py"), str(BESIDE["callbacks"] / "
 {USER} {TORCH} | {USER}
 {contextlib.__file__} {TORCH} {contextlib.__file__} | {TORCH}
 {contextlib.__file__} | {contextlib.__file__}
-"""),
-)
+""")
 def test_the_innermost_frame_of_the_user_in_the_trainer_is_named_or_lightnings(stack, named):
     frame = responsible_frame([FrameSummary(file, 1, "call", lookup_line=False) for file in stack.split()])
     assert frame.filename == named

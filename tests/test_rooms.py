@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from pages import block
+from tables import cases
 
 STUDY = """
 base: {config: smoke, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0,
@@ -79,14 +80,14 @@ def test_an_installed_room_tells_what_its_numbers_mean_and_has_a_page_in_the_gui
     assert "[spread](spread.md)" in lmbench(*spread, "guide").stdout
 
 
-@pytest.mark.parametrize(("change", "words", "message"), [
-    ('switch="record"|switch="recordd"', "fit --spread.record=true",
-     "the room spread: loss_spread:SpreadSettings has no setting 'recordd'; did you mean record?"),
-    ("SpreadRecord\"|ROOM\"", "fields spread",
-     "the room spread: record 'loss_spread:ROOM' cannot be loaded (must be called"),
-    ("SpreadRecord\"|Spread\"", "fields spread", "the room spread: record 'loss_spread:Spread' cannot be loaded"),
-    ("Number = lower(|Number = str(", "fields spread", "SpreadScalars.squared_loss has no description"),
-])  # fmt: skip
+@cases("""
+- [change, words, message]
+- ['switch="record"|switch="recordd"', fit --spread.record=true,
+   "the room spread: loss_spread:SpreadSettings has no setting 'recordd'; did you mean record?"]
+- [SpreadRecord"|ROOM", fields spread, "the room spread: record 'loss_spread:ROOM' cannot be loaded (must be called"]
+- [SpreadRecord"|Spread", fields spread, "the room spread: record 'loss_spread:Spread' cannot be loaded"]
+- [Number = lower(|Number = str(, fields spread, SpreadScalars.squared_loss has no description]
+""")
 def test_a_room_that_names_what_is_not_there_is_one_line(change, words, message, spread, tmp_path):
     folder, _ = spread
     shutil.copytree(folder / "installed", tmp_path, dirs_exist_ok=True)
@@ -97,11 +98,12 @@ def test_a_room_that_names_what_is_not_there_is_one_line(change, words, message,
     assert message in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("module", "message"), [
-    ("raise ImportError('half of it\\nis gone')", "cannot be loaded (ImportError: half of it is gone)"),
-    ("ROOM = 3", "is int; it must be a lmbench.rooms.Room"),
-    ("from lmbench.rooms import Room\nROOM = Room('memory')", "is called 'memory' as another one"),
-])  # fmt: skip
+@cases(r"""
+- [module, message]
+- ["raise ImportError('half of it\\nis gone')", "cannot be loaded (ImportError: half of it is gone)"]
+- [ROOM = 3, is int; it must be a lmbench.rooms.Room]
+- ["from lmbench.rooms import Room\nROOM = Room('memory')", is called 'memory' as another one]
+""")
 def test_a_room_that_cannot_be_used_is_one_line(module, message, tmp_path):
     (tmp_path / "loss_spread.py").write_text(module)
     info = tmp_path / "loss_spread-1.dist-info"

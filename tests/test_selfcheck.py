@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import warm_server
-from tables import flat
+from tables import cases, flat
 
 from lmbench import selfcheck as checks
 from lmbench.cli import main
@@ -40,11 +40,13 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     assert identity.is_right
 
 
-@pytest.mark.parametrize(
-    ("is_right", "waited", "code", "counts"),
-    # The last check fails on a busy machine.
-    [(True, 0.3, 0, "1 passed"), (False, 0.01, 1, "0 passed, 1 failed"), (False, 0.3, 11, "0 passed, 1 undecided")],
-)
+@cases("""
+- [is_right, waited, code, counts]
+- [true, 0.3, 0, 1 passed]
+- [false, 0.01, 1, "0 passed, 1 failed"]
+# On a busy machine.
+- [false, 0.3, 11, "0 passed, 1 undecided"]
+""")
 def test_the_table_has_every_truth_and_the_code_tells_a_failure(monkeypatch, capsys, is_right, waited, code, counts):
     planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two")])
     monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, gpus=1)})

@@ -9,7 +9,7 @@ import unicodedata
 import pytest
 from comparison_runs import make_run
 from runs import BASE, make_record, places, write_run
-from tables import rows
+from tables import cases
 
 from lmbench.cli import main
 from lmbench.masking import one_line, shown
@@ -71,8 +71,9 @@ def results(tmp_path_factory):
     return folder
 
 
-#: Command lines: of RESULTS, with the planted TEXT, or with a file name that is a PART of it.
-COMMANDS = rows("""
+# Command lines: of RESULTS, with the planted TEXT, or with a file name that is a PART of it.
+@cases("""
+line
 show RESULTS/a RESULTS/b
 report RESULTS/a RESULTS/b --format=markdown
 report RESULTS/a RESULTS/b --output=RESULTS/page.html
@@ -85,9 +86,6 @@ sweep RESULTS/a --dry_run
 sweep smoke --dry_run --data.batch_size=TEXT
 shTEXT
 """)
-
-
-@pytest.mark.parametrize("line", COMMANDS)
 def test_planted_text_is_escaped_in_every_output(line, results, capsys):
     words = {"RESULTS": str(results), "TEXT": PLANTED, "PART": PLANTED[8:14]}
     code = main([re.sub("[A-Z]+", lambda name: words[name[0]], word) for word in line.split()])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fit_process import SMALL, bench
 from strangers import Regression
+from tables import cases
 from torch import nn
 from torch._inductor import async_compile
 from torch._inductor.async_compile import AsyncCompile
@@ -64,9 +65,13 @@ def fit(module, growth=0, options=QUICK):
     return measure(module, Compiler(options), schedule=Schedule(2, 4), loader=loader)[1].run.compile
 
 
-@pytest.mark.parametrize(
-    ("growth", "dynamic", "graphs", "recompiles"), [(0, None, 1, 0), (1, None, 2, 0), (1, True, 1, 0), (1, False, 6, 4)]
-)
+@cases("""
+- [growth, dynamic, graphs, recompiles]
+- [0, null, 1, 0]
+- [1, null, 2, 0]
+- [1, true, 1, 0]
+- [1, false, 6, 4]
+""")
 def test_a_foreign_modules_children_are_compiled_and_new_shapes_take_a_second_graph_unless_they_are_static(
     growth, dynamic, graphs, recompiles
 ):

@@ -94,8 +94,6 @@ def test_a_recorder_writes_a_result(recorder):
     run = result.record
     assert (result.outcome, run.mode, run.zero_grad, run.window.steps) == ("ok", "train_step", "native", 7)
     assert run.model.name == "strangers.Regression"
-    assert [step.step for step in result.steps] == list(range(12))
-    assert run.window.steps_sum_s == pytest.approx(sum(step.step_s for step in result.steps if not step.is_warmup))
 
 
 def test_every_fit_is_a_run_of_its_own_in_one_trainer_and_the_next(recorder):

@@ -7,7 +7,7 @@ import threading
 import time
 from types import SimpleNamespace
 
-import pytest
+from tables import cases
 from test_task_progress import Terminal
 
 from lmbench import progress
@@ -44,25 +44,25 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize(
-    ("stage", "changes", "text"),
-    [
-        (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.8 s left"),
-        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, 0.0 s so far, 4.5 s left"),
-        # The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s.
-        (Stage.WINDOW, {"steps_done": 17, "window_steps": 12, "window_elapsed_s": 1.2},
-         "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"),
-        (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
-        (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),
-        (Stage.PROBE, {"steps_done": 56, "probe_kind": ProbeKind.DTYPES},
-         "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
-        # Between two stages the line stays.
-        (Stage.DONE, {"steps_done": 56}, ""),
-    ],
-)  # fmt: skip
+@cases(
+    """
+- [stage, changes, text]
+- [warmup, {steps_done: 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.8 s left"]
+- [warmup, {steps_done: 27}, "1/4 warm-up: step 27, 0.0 s so far, 4.5 s left"]
+# The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s.
+- [window, {steps_done: 17, window_steps: 12, window_elapsed_s: 1.2},
+   "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"]
+- [probe, {steps_done: 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"]
+# Between two stages the line stays.
+- [done, {steps_done: 56}, ""]
+""",
+    ("window", {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
+    ("probe", {"steps_done": 56, "probe_kind": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
+)
 def test_every_stage_says_what_is_done_and_what_is_left_in_that_order(monkeypatch, stage, changes, text):
     monkeypatch.setenv("TERM", "xterm")
-    line = in_a_run(terminal := Terminal(), stage)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    line = in_a_run(terminal := Terminal(), Stage(stage))
     line.run_started()
     line.before_window()
     vars(line.session).update(changes)

@@ -7,6 +7,7 @@ import torch
 from fit_process import SMALL, bench, measure_here, statuses
 from lightning.pytorch.plugins import MixedPrecision
 from strangers import ByHand, Data, OwnLoaders, Regression
+from tables import cases
 from torch import nn
 
 from lmbench.callbacks import Observer
@@ -37,7 +38,12 @@ class Overflow(Observer):
                 parameter.grad.fill_(float("inf"))
 
 
-@pytest.mark.parametrize(("skipped", "is_checked"), [(0, True), (2, True), (100, False)])
+@cases("""
+- [skipped, is_checked]
+- [0, true]
+- [2, true]
+- [100, false]
+""")
 def test_after_steps_that_the_scaler_skipped_the_next_one_is_checked(skipped, is_checked):
     trainer = {"precision": "16-mixed", "callbacks": [Overflow(skipped)]}
     record = measure_here(trainer=trainer, probe_steps=1).record

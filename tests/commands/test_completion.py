@@ -9,9 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import yaml
-from paths import DATA
 from runs import make_run
+from tables import stored
 
 from lmbench.errors import UsageError
 from lmbench.fit.command_line import CommandLine
@@ -19,7 +18,7 @@ from lmbench.fit_options import OPTIONS, check_options
 
 #: The folders of `lmbench` and of the programs that the scripts call.
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-CASES = yaml.safe_load((DATA / "completion.yaml").read_text())
+CASES = stored("completion")
 SHELLS = {
     "bash": 'COMP_WORDS=({words}); COMP_CWORD={last}; _lmbench lmbench; printf "%s\\n" "${{COMPREPLY[@]}}"',
     "zsh": "words=({words}); CURRENT=$(({last} + 1)); _lmbench",

@@ -1,6 +1,6 @@
 """What a user sees first, against golden files that were read and found right once.
 
-Run as a program, this file writes them anew; read the difference before you keep it. That `fit` prints what `show` does
+That `fit` prints what `show` does
 is in tests/report/test_run.py; the first screens of `kernels` and of a recorded `memory` are in
 tests/kernels/test_answer.py and tests/memory/test_recorded.py.
 """
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 import warm_server
 from comparison_runs import make_runs, make_sides
-from paths import GOLDEN, RUNS
+from paths import RUNS
 from tables import rows
 
 from lmbench.sweep.execute import Execution
+
+from conftest import check_golden
 
 SCREENS = dict(
     rows("""
@@ -53,10 +53,4 @@ def screen(name, folder):
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_the_first_screen_of_a_command_is_the_golden_file(name, tmp_path):
-    assert screen(name, tmp_path) == (GOLDEN / f"screen_{name}.txt").read_text()
-
-
-if __name__ == "__main__":
-    for case in SCREENS:
-        with tempfile.TemporaryDirectory() as scratch:
-            (GOLDEN / f"screen_{case}.txt").write_text(screen(case, Path(scratch)))
+    check_golden(f"screen_{name}.txt", screen(name, tmp_path))

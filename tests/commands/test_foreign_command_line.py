@@ -11,7 +11,7 @@ import pytest
 import strangers
 import yaml
 from fit_process import run_here
-from tables import rows
+from tables import cases
 
 from lmbench.cli import main
 from lmbench.fit.choice import choose
@@ -126,17 +126,15 @@ def test_another_class_over_a_file_keeps_the_arguments_that_it_takes_and_names_t
     assert (choice.is_set("model", "width"), choice.is_set("model", "depth")) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("line", "ignored"),
-    rows("""
+@cases("""
+line | ignored
 --model strangers.TokenModel | model.size
 --model strangers.OwnLoaders | model.size data.batch_size,
 --model strangers.OwnLoaders --data.batch_size 2 | model.size
 --data strangers.TokenPairs | data.batch_size,
 --model strangers.Variation | -
 --model.num_layers 1 | -
-"""),
-)
+""")
 def test_settings_of_a_shipped_configuration_that_a_users_class_lacks_are_ignored_and_named(line, ignored):
     words, shipped = line.split(), ["--config", "smoke"]
     choice = choose("fit", [*words, *shipped])
@@ -160,21 +158,23 @@ def test_a_command_line_is_understood_alike_whatever_the_process_understood_befo
         assert (settings(line), settings(other)) == (own, first)
 
 
-def test_a_printed_configuration_is_measured(tmp_path, capsys):
+def test_a_printed_configuration_is_measured(tmp_path, printed):
     # The Timer's default interval is a member of an enumeration.
     line = "--model strangers.TokenModel --model.vocab_size 20 --data.context_length 8 --trainer.callbacks+ "
     line += f"lightning.pytorch.callbacks.Timer {QUICK} --print_config"
-    assert main(["fit", *line.split()]) == 0
-    printed = tmp_path / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
-    first = fit(tmp_path, f"--config {printed}").record
+    config = tmp_path / "printed.yaml"
+    config.write_text(printed("fit", *line.split()))
+    first = fit(tmp_path, f"--config {config}").record
     assert first.model.name == "strangers.TokenModel"
     assert first.config["trainer"]["callbacks"][0]["init_args"]["interval"] == "step"
 
 
 OWN = "--model strangers.OwnLoaders"
-#: LightningCLI's habits: words, the exit code, and a pattern of what is printed.
-HABITS = rf"""
+
+
+# LightningCLI's habits: words, the exit code, and a pattern of what is printed.
+@cases(rf"""
+words | code | pattern
 smoke --print_config=skip_null | 0 | ^seed_everything: 0\n(?!.*: null)
 smoke --print_config=skip_null,skip_default | 0 | ^trainer:\n  accelerator: cpu\nmeasure:
 smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; choose one of skip_null, skip_default
@@ -197,10 +197,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
 {OWN} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | run: 2.*limit_train_batches: 3
 {OWN} --ckpt_path none.ckpt | 2 | none.ckpt
-"""
-
-
-@pytest.mark.parametrize(("words", "code", "pattern"), rows(HABITS))
+""")
 def test_the_command_line_has_lightning_clis_habits_or_says_so(words, code, pattern, capfd, tmp_path):
     assert main(["fit", *shlex.split(words), f"--measure.results_dir={tmp_path}"]) == int(code)
     printed = capfd.readouterr()
@@ -215,7 +212,10 @@ BROKEN = {
     "leaves.py": "raise SystemExit(3)\n",
 }
 BY_HAND = "--model strangers.ByHand --data strangers.Data"
-MISTAKES = f"""
+
+
+@cases(f"""
+mistake | message
 --model no_file.Mine | there is no module no_file
 --model strangers.Regresion | did you mean strangers.Regression?
 --model strangers.py | name it with its module, as in my_file.MyClass
@@ -242,10 +242,7 @@ MISTAKES = f"""
 {REGRESSION} --optimizer SGD --optimizer.lr=-1 | cannot be made for Regression: Invalid learning rate
 --model strangers.Miscounting | tokens_per_batch(batch) returned 1.5; it must return
 --model strangers.Misjudging | flops_per_token() returned 'many'; it must return
-"""
-
-
-@pytest.mark.parametrize(("mistake", "message"), rows(MISTAKES))
+""")
 def test_a_mistake_gets_one_line_and_exit_code_2(mistake, message, here, capsys, monkeypatch):
     for name, text in BROKEN.items():
         (here / name).write_text(text)
@@ -277,17 +274,15 @@ def test_accumulated_losses_are_the_modules_own(tmp_path):
     assert runs[0].steps[0].loss == pytest.approx(runs[1].steps[0].loss)
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "flops", "source"),
-    yaml.safe_load("""
+@cases("""
+- [name, tokens, flops, source]
 - [Telling, 15, 3000, the module's own flops_per_token()]
 - [Reading, 16, 2400, a number that the step reads taken as 1]
 - [Choosing, 16, null, not countable on fake tensors]
 - [Scoring, 16, 2400, on a fake copy]
 - [HalfFrozen, 16, 1600, on a fake copy]
 - [TokensByHand, 16, null, a training_step that optimizes by hand is more than a forward pass]
-"""),
-)
+""")
 def test_tokens_and_flops_come_from_the_module_or_are_counted_or_blank(name, tokens, flops, source, tmp_path):
     run = fit(tmp_path, f"--model strangers.{name} {TOKENS}")
     assert (run.steps[-1].tokens, run.record.flops.per_token_flops) == (tokens, flops)

@@ -6,13 +6,13 @@ import re
 import shlex
 
 import pytest
-import yaml
 from comparison_runs import make_run, make_sides
-from paths import DATA, TRACES
+from paths import TRACES
+from tables import stored
 
 from lmbench.cli import COMMANDS, main
 
-MISTAKES = yaml.safe_load((DATA / "mistakes.yaml").read_text())
+MISTAKES = stored("mistakes")
 GRID = "base: {config: smoke}\nmatrix: {model.num_layers: [1, 2]}\n"
 FILES = {
     "grid.yaml": GRID, "view.yaml": f"view: step_time\n{GRID}", "other/grid/runs/x-r0/run.json": "",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 from runs import ended, make_run, make_sweep
-from tables import rows
+from tables import cases, rows
 
 import lmbench
 from lmbench.cli import main
@@ -56,8 +55,8 @@ noise last | repeats that count: 1
 
 
 @pytest.fixture
-def listed(printed):
-    return lambda *words: json.loads(printed("list", "--json", *words))["tables"]["results"]
+def listed(answered):
+    return lambda *words: answered("list", *words)["tables"]["results"]
 
 
 def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed):
@@ -93,17 +92,15 @@ def test_of_many_the_newest_and_how_to_see_the_others(results, listed, printed):
     assert "2 older; --limit 4 looks at them too" in printed("list", "--limit=2")
 
 
-@pytest.mark.parametrize(
-    ("where", "names"),
-    rows("""
+@cases("""
+where | names
 precision=bf16-mixed | last last~1
 size=medium,precision=bf16-mixed | last~1
 matmul=highest | last last~1 last~2 last~3
 trainer.precision=32-true | last~1 last~2 last~3
 run_id=day1 | last~3
 outcome=oom | last~1
-"""),
-)
+""")
 def test_where_picks_by_fact_option_or_field(where, names, results, listed):
     assert [row["name"] for row in listed("--where", where)] == names.split()
 

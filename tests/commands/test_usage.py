@@ -9,7 +9,7 @@ import sys
 import pytest
 from planted_memory import planted_run, write
 from runs import make_run
-from tables import rows
+from tables import cases
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit import daily_options
@@ -52,8 +52,11 @@ for line in lines.split(";"):
         code = max(code, main(line.split()))
 print(*[int(code), *{*needless.split()} & {*sys.modules}], file=sys.stderr)
 """
-#: Modules that are not imported, the highest exit code, and the command lines of a process.
-NEEDLESS = rows(f"""
+
+
+# Modules that are not imported, the highest exit code, and the command lines of a process.
+@cases(f"""
+needless | code | lines
 torch lightning scipy.stats pandas wandb | 0 | {";".join(f"{name} -h" for name in COMMANDS)}
 torch lightning jsonargparse numpy pandas rich | 0 | completion --words fit --trainer.prec
 torch lightning jsonargparse numpy pandas rich | 2 | fit smoke --trainer.precison x; memory smoke --trainer.devcies 4
@@ -61,9 +64,6 @@ torch lightning scipy.special scipy.stats pandas | 0 | list; show results
 torch lightning vl_convert jinja2 | 0 | report results; memory snapshot.pickle
 torch lightning | 0 | report results --output=page.html; guide columns; guide python
 """)
-
-
-@pytest.mark.parametrize(("needless", "code", "lines"), NEEDLESS)
 def test_a_command_imports_nothing_slow_that_it_does_not_need(needless, code, lines, tmp_path):
     make_run(tmp_path / "results" / "a", {"data.batch_size": 4})
     write(tmp_path / "snapshot.pickle", planted_run().memory)

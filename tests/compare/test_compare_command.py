@@ -6,9 +6,8 @@ import csv
 import json
 
 import pytest
-import yaml
 from comparison_runs import TIMES, make_sides, make_sweep
-from tables import flat
+from tables import cases, flat
 
 from lmbench.cli import main
 
@@ -28,17 +27,15 @@ def run_compare(capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    ("changes", "gate", "code", "verdict"),
-    yaml.safe_load("""
+@cases("""
+- [changes, gate, code, verdict]
 - [{}, 1%, 0, "SAME: "]
 - [{factor: 0.9}, 1%, 0, "FASTER: "]
 - [{factor: 1.015}, 1%, 10, "SLOWER: "]
 - [{factor: 1.015}, 2%, 0, "SAME: "]
 - [{}, 0.1%, 11, "UNDECIDED: "]
 - [{precision: 32-true}, 1%, 12, "INVALID: precision differs: A bf16-mixed, B 32-true"]
-"""),
-)
+""")
 def test_the_exit_code_is_the_verdicts(tmp_path, run_compare, changes, gate, code, verdict):
     exit_code, out = run_compare(*sides(tmp_path, **changes), "--gate", gate)
     assert (exit_code, out.startswith(f"verdict {verdict}")) == (code, True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 from comparison_runs import TIMES, make_run, make_sides, store_floor
-from paths import DATA
+from tables import cases, stored
 
 from lmbench.compare.comparability import MUST_MATCH
 from lmbench.compare.comparison import compare
@@ -13,7 +12,7 @@ from lmbench.compare.sides import METRICS
 from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
-CASES = yaml.safe_load((DATA / "comparability.yaml").read_text())
+CASES = stored("comparability")
 HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
 
 
@@ -97,9 +96,8 @@ def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undec
     assert compared(tmp_path / "queued", guards=busy).verdict == "slower"
 
 
-@pytest.mark.parametrize(
-    ("factor", "floor_days", "is_turned", "verdict"),
-    yaml.safe_load("""
+@cases("""
+- [factor, floor_days, is_turned, verdict]
 - [1.02, 0, false, undecided]
 - [0.97, 0, false, undecided]
 - [1.02, 0, true, slower]
@@ -108,8 +106,7 @@ def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undec
 # Without load, a machine does not drift this far.
 - [2.0, 0, false, slower]
 - [1.0, 0, false, same]
-"""),
-)
+""")
 def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
     tmp_path, factor, floor_days, is_turned, verdict
 ):

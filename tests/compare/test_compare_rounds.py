@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
-import yaml
 from comparison_runs import decided, make_run
 from simulated_rounds import MACHINES, simulate
+from tables import cases
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.rounds import ratio_by_rounds, rounds_until
@@ -26,9 +26,8 @@ def test_at_most_5_of_100_verdicts_are_false_over_all_looks_on_any_machine(name)
     assert simulate(MACHINES[name], TRIALS, 0.0101, rounds=30)[0] <= 0.05 + SLACK
 
 
-@pytest.mark.parametrize(
-    ("name", "effect", "rounds"),
-    yaml.safe_load("""
+@cases("""
+- [name, effect, rounds]
 - [independent 0.5 %, 0.02, 6]
 - [independent 1 %, 0.02, 9]
 - [independent 3 %, 0.05, 12]
@@ -36,8 +35,7 @@ def test_at_most_5_of_100_verdicts_are_false_over_all_looks_on_any_machine(name)
 - ["1 %, one in five slow by 30 %", 0.30, 9]
 - ["3 %, bursts to +100 %", 0.10, 8]
 - [independent 0.3 %, 0.0, 6]
-"""),
-)
+""")
 def test_half_of_the_comparisons_find_a_change_and_no_change_within_so_many_rounds(name, effect, rounds):
     assert simulate(MACHINES[name], TRIALS, effect, rounds)[2] <= rounds
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from comparison_runs import make_run
 from simulated_cells import MeasuredServers
-from tables import flat
+from tables import cases, flat
 
 from lmbench.cli import main
 from lmbench.interruption import Terminated
@@ -109,10 +109,12 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
     assert servers.environment_counts == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("effect", "code", "word"),
-    [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -"), ("oom", 12, "outcome oom")],
-)
+@cases("""
+- [effect, code, word]
+- [0.02, 10, "SLOWER: +"]
+- [-0.02, 0, "FASTER: -"]
+- [oom, 12, outcome oom]
+""")
 def test_a_change_ends_it_and_is_the_exit_code_and_a_side_that_does_not_run_ends_it_after_one_round(
     compare_run, effect, code, word
 ):

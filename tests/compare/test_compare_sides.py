@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from comparison_runs import SLOWER, TIMES, make_run, make_runs, make_sides, make_sweep
+from tables import cases
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.sides import mean_step_s, typical_step_s
@@ -36,16 +36,14 @@ def test_the_sample_is_a_typical_step_and_the_mean_is_the_windows_wall_time_divi
     assert typical_step_s(RunRecord(1, "ok", window=Window(wall_s=5.0, steps=0))) is None
 
 
-@pytest.mark.parametrize(
-    ("quartile_s", "mean_factor", "verdict", "reason"),
-    yaml.safe_load("""
+@cases("""
+- [quartile_s, mean_factor, verdict, reason]
 # In each run of B the host delayed some steps, in some runs more than in others.
 - [0.05, [1.0, 1.3, 1.0, 1.1, 1.0, 1.4], same, lies within ±1 %]
 # Only the longest steps are longer; then the typical step too.
 - [0.05, [1.1, 1.1, 1.1, 1.1, 1.1, 1.1], slower, "only the mean step: +10.0"]
 - [0.052, [1.04, 1.3, 1.04, 1.1, 1.04, 1.4], slower, "+4.0"]
-"""),
-)
+""")
 def test_a_few_long_steps_do_not_hide_a_change_and_a_longer_tail_is_told(
     tmp_path, quartile_s, mean_factor, verdict, reason
 ):
@@ -68,9 +66,8 @@ def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(t
     assert step.adjusted_p == step.ratio.p < min(figure.adjusted_p for figure in others if figure.unit == "s")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    yaml.safe_load("""
+@cases("""
+- [changes, reason]
 - [{outcome: oom, error: {phase: forward}}, outcome oom in forward]
 - [{outcome: timeout}, outcome timeout]
 - [{outcome: running, pid: 4194305}, outcome killed]
@@ -78,8 +75,7 @@ def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(t
 - [{window: {}}, "empty window: no step was measured"]
 - [{is_profiled: true}, "under a profiler: its step times are in no comparison"]
 - [{clock: sync}, "with clock sync (synchronized at every phase): its step times are in no comparison"]
-"""),
-)
+""")
 def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, reason):
     sides = make_sides(tmp_path, TIMES)
     left_out_path = make_run(tmp_path / "b", 0.09, **changes)

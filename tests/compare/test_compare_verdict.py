@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 from comparison_runs import decided
-from paths import DATA
 from scipy import stats
+from tables import cases, stored
 
 from lmbench.compare.noise import measure_noise
 from lmbench.records.statistics import Ratio, detectable_fraction, holm, ratio_of
@@ -25,7 +24,12 @@ def draws(seed, n, std, mean=0.05):
     return mean * np.random.default_rng(seed).lognormal(0, std, n)
 
 
-@pytest.mark.parametrize(("n_a", "n_b"), [(2, 2), (5, 3), (3, 12)])
+@cases("""
+- [n_a, n_b]
+- [2, 2]
+- [5, 3]
+- [3, 12]
+""")
 def test_the_ratio_is_scipys_welch_test_on_logarithms(n_a, n_b):
     a, b = draws(n_a, n_a, 0.004), draws(100 + n_b, n_b, 0.011, mean=0.051)
     ratio = ratio_of(a, b)
@@ -36,14 +40,12 @@ def test_the_ratio_is_scipys_welch_test_on_logarithms(n_a, n_b):
     assert ratio.point == pytest.approx(stats.gmean(b) / stats.gmean(a))
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    yaml.safe_load("""
+@cases("""
+- [a, b, expected]
 - [[5368709120, 5368709120, 5368709120], [5368709120, 5368709120], [1.0, 1.0, 1.0, 1.0]]
 - [[3, 3], [6, 6, 6], [2.0, 2.0, 2.0, 0.0]]
 - [[2], [3, 3], [1.5, null, null, null]]
-"""),
-)
+""")
 def test_a_ratio_without_spread_is_exact_and_of_one_repeat_has_no_interval(a, b, expected):
     ratio = ratio_of(a, b)
     for value, exact in zip((ratio.point, ratio.low, ratio.high, ratio.p), expected, strict=True):
@@ -65,9 +67,7 @@ def test_noise_of_repeats_is_their_own_spread_or_the_machines_drift():
     assert drifting.floor_fraction >= drifting.drift_fraction == pytest.approx(0.012, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("ends", "changes", "options", "expected", "reason"), yaml.safe_load((DATA / "verdicts.yaml").read_text())
-)
+@pytest.mark.parametrize(("ends", "changes", "options", "expected", "reason"), stored("verdicts"))
 def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, changes, options, expected, reason):
     low, point, high = ends
     ratio = replace(Ratio(point, low, high, 0.001, 5, 5, 0.003, 0.003, low, high), **changes)
@@ -76,10 +76,13 @@ def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, ch
     assert reason in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("repeats", "spread", "effect"),
-    [(5, 0.003, 0.02), (3, 0.02, None), (5, 0.02, None), (8, 0.02, None)],
-)
+@cases("""
+- [repeats, spread, effect]
+- [5, 0.003, 0.02]
+- [3, 0.02, null]
+- [5, 0.02, null]
+- [8, 0.02, null]
+""")
 def test_a_change_that_is_detectable_is_detected_in_95_of_100_cases(repeats, spread, effect):
     """In simulated comparisons; `effect` is by default the change that is said to be detectable."""
     times = np.exp(np.random.default_rng(repeats).normal(0, spread, (TRIALS, 2, repeats)))

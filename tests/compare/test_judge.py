@@ -12,6 +12,7 @@ import torch
 import warm_server
 from planted_judgements import Forks, judge
 from runs import make_record, write_run
+from tables import cases
 
 from lmbench.campaign.judging import other_work, worse_guards
 from lmbench.instruments.originals import replaced_functions
@@ -26,15 +27,13 @@ class WarmForks(Forks):
         return warm_server.run(*launch.words, variables={**os.environ, **launch.variables}).returncode
 
 
-@pytest.mark.parametrize(
-    ("change", "effect", "code", "part", "reason"),
-    [
-        ("linear by hand", -0.1, 0, "speed", "excludes 0"),
-        ("sgd", -0.1, 12, "trains the same", "pairs of seeds"),
-        ("skipped steps", -0.3, 12, "plausible", "have exactly the loss of the step before"),
-        ("patched clock", -0.3, 12, "plausible", "time.perf_counter_ns"),
-    ],
-)
+@cases("""
+- [change, effect, code, part, reason]
+- [linear by hand, -0.1, 0, speed, excludes 0]
+- [sgd, -0.1, 12, trains the same, pairs of seeds]
+- [skipped steps, -0.3, 12, plausible, have exactly the loss of the step before]
+- [patched clock, -0.3, 12, plausible, time.perf_counter_ns]
+""")
 def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, code, part, reason, tmp_path):
     judgement = judge(change, effect, tmp_path, servers=WarmForks)
     parts = judgement["parts"]
@@ -57,23 +56,11 @@ def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_p
     assert not Path(f"{judgement['runs']}-training").exists()
 
 
-@pytest.mark.parametrize(
-    ("is_training", "part", "word", "reason"),
-    [
-        (
-            True,
-            "trains the same",
-            "NO",
-            "ran other code: A: environment.code.project.changes_digest is after or before; B:",
-        ),
-        (
-            False,
-            "memory",
-            "invalid",
-            "host peak: runs of A are not repeats of one thing: environment.code.project.changes",
-        ),
-    ],
-)
+@cases("""
+- [is_training, part, word, reason]
+- [true, trains the same, "NO", "ran other code: A: environment.code.project.changes_digest is after or before; B:"]
+- [false, memory, invalid, "host peak: runs of A are not repeats of one thing: environment.code.project.changes"]
+""")
 def test_a_tree_that_is_edited_between_rounds_or_before_the_trainings_is_refused(
     is_training, part, word, reason, tmp_path
 ):

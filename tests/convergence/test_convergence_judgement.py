@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-import yaml
 from simulated_convergence import rates
+from tables import cases
 
 from lmbench.convergence.judgement import Curve, judge, steps_to_loss
 
@@ -35,9 +35,8 @@ def trained(
 BASELINE = {seed: trained(seed) for seed in range(5)}
 
 
-@pytest.mark.parametrize(
-    ("settings", "words", "why"),
-    yaml.safe_load("""
+@cases("""
+- [settings, words, why]
 - [{}, "yes", null]
 - [{noise: 0.001}, "yes", null]
 # The scaler skipped some, whose losses and norms do not count; no norms were recorded.
@@ -53,8 +52,7 @@ BASELINE = {seed: trained(seed) for seed in range(5)}
 - [{offset: 0.5}, "NO: loss", "loss +0.5 nat, limit"]
 - [{losses: [.nan, 50, 120]}, "NO: not finite from step 50", the loss is not finite from step 50 on]
 - [{skipped: [0, 120]}, "NO: loss", "loss nan nat, limit"]
-"""),
-)
+""")
 def test_what_is_broken_is_told_with_its_figure_and_what_is_only_rounded_is_not(settings, words, why):
     judgement = judge({0: trained(**settings)}, BASELINE)
     assert (judgement.follows, judgement.words) == (words == "yes", words)

@@ -53,7 +53,6 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convergence")
     (folder / "planted.yaml").write_text(yaml.safe_dump(planted_study()))
     with pytest.MonkeyPatch.context() as patch, warm_servers() as servers:
-        patch.setenv("WANDB_MODE", "disabled")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.chdir(HERE.parent / "support")
         patch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)

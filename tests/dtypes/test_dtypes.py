@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -194,10 +192,10 @@ def test_without_probe_steps_there_is_a_reason_and_validation_has_no_gradients(s
     assert (kinds["gradients"], kinds["optimizer_state"], kinds["loss"]) == ({}, {}, {"float32": 1})
 
 
-def test_the_command_shows_a_run_with_reasons(tmp_path, printed):
+def test_the_command_shows_a_run_with_reasons(tmp_path, printed, answered):
     words = ["--trainer.accelerator=cpu", "--measure.steps=2", "--measure.warmup_steps=1", "--measure.probe_steps=1"]
     printed("fit", "toy_fp16", *words, f"--measure.results_dir={tmp_path}", "--measure.run_id=fp16")
-    tables = json.loads(printed("dtypes", tmp_path / "fp16", "--json"))["tables"]
+    tables = answered("dtypes", tmp_path / "fp16")["tables"]
     reasons = {row["tensors"]: row["why"] for row in tables["tensors"]}
     assert "multiplied by the loss scale 65536" in reasons["gradients"]
     linear = {"operator": "linear", "count": 1, "given": "float32 x 2", "gives": "float16", "why": LOWER}

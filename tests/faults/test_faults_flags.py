@@ -5,31 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 from fit_process import SMALL, bench, statuses
-from tables import rows
+from tables import cases
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch):
+def fit(here):
     """Runs in an empty folder; returns the result (None without one), and what else is left."""
-    monkeypatch.chdir(tmp_path)
 
     def run(*words, code=0):
-        result = bench(tmp_path, "--measure.warmup_steps=2", *SMALL, *words, code=code)
-        return result, sorted({path.name for path in tmp_path.iterdir()} - {"results"})
+        result = bench(here, "--measure.warmup_steps=2", *SMALL, *words, code=code)
+        return result, sorted({path.name for path in here.iterdir()} - {"results"})
 
     return run
 
 
-HARMLESS = """
+@cases("""
+words
 max_epochs 1 --trainer.enable_progress_bar true --trainer.enable_model_summary true
 overfit_batches 1
 barebones true
 num_sanity_val_steps 1 --trainer.limit_val_batches 1 --trainer.val_check_interval 2
 reload_dataloaders_every_n_epochs 1 --trainer.limit_train_batches 4
-"""
-
-
-@pytest.mark.parametrize("words", rows(HARMLESS))
+""")
 def test_a_flag_that_leaves_the_window_whole_leaves_the_folder_clean_too(words, fit):
     run, left = fit(f"--trainer.{words}")
     assert (run.outcome, len(run.steps), left) == ("ok", 8, [])

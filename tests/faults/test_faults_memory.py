@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from fit_process import plant, start_fit, statuses
 from planted_faults import leave_address_space, return_freed_memory
+from tables import cases
 
 from lmbench.fit.command_line import CommandLine
 
@@ -16,16 +17,14 @@ WORDS = (*SIZE, "--measure.steps=4", "--measure.probe_steps=3")
 SEEN = 3 + 4
 
 
-@pytest.mark.parametrize(
-    ("hook", "calls", "phase", "steps"),
-    [
-        ("setup", 0, "setup", 0),
-        ("on_train_batch_start", 5, "forward", 5),
-        ("on_before_backward", 5, "backward", 5),
-        ("on_before_optimizer_step", 0, "optimizer", 0),
-        ("on_train_batch_start", 8, "forward", 7),
-    ],
-)
+@cases("""
+- [hook, calls, phase, steps]
+- [setup, 0, setup, 0]
+- [on_train_batch_start, 5, forward, 5]
+- [on_before_backward, 5, backward, 5]
+- [on_before_optimizer_step, 0, optimizer, 0]
+- [on_train_batch_start, 8, forward, 7]
+""")
 def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(hook, calls, phase, steps, tmp_path):
     fit = start_fit(tmp_path, *WORDS, *plant(hook, "exhaust", calls), before=return_freed_memory)
     is_probe = calls > SEEN

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fit_process import SMOKE, plant, sound_result, start_fit
-from tables import rows
+from tables import cases
 from waiting import wait_for
 
 from lmbench.interruption import Terminated, held, listening, received
@@ -53,7 +53,8 @@ def test_a_signal_at_any_of_5_instants_leaves_a_readable_result_and_no_traceback
     assert "interrupted" in outcomes
 
 
-MOMENTS = rows("""
+@cases("""
+moment | deed | steps
 # hook and calls before | deed | steps kept
 setup 0 | sigint | 0
 on_before_zero_grad 1 | sigint | 1
@@ -67,9 +68,6 @@ on_before_zero_grad 1 | sighup | 1
 # What somebody swallows is raised again after the step.
 on_train_batch_end 9 | swallowed_sigint | 10
 """)
-
-
-@pytest.mark.parametrize(("moment", "deed", "steps"), MOMENTS)
 def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, deed, steps, tmp_path):
     hook, calls = moment.split()
     signum = signal.Signals[deed.removeprefix("swallowed_").upper()]

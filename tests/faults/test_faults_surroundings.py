@@ -52,22 +52,20 @@ def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["SLURM_NTASKS=2", "WORLD_SIZE=2", "LOCAL_RANK=1", "RANK=x", "PMI_SIZE=1.5"])
-def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variable, tmp_path, monkeypatch, refused):
+def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variable, here, monkeypatch, refused):
     name, _, value = variable.partition("=")
     monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
     for words in (["fit", "smoke"], ["validate", "smoke"], ["sweep", "step_times"], ["compare", "--run", "smoke"]):
         line = refused(*words)
         assert (line.startswith(f"lmbench: {name} is "), "unset" in line, line.count("\n")) == (True, True, 1)
     with pytest.raises(UsageError, match=name):
         BenchTrainer()
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
     assert main(["fit", "-h"]) == 0
 
 
-def test_a_rank_without_the_address_of_the_others_is_refused_and_does_not_wait(tmp_path, monkeypatch, refused):
+def test_a_rank_without_the_address_of_the_others_is_refused_and_does_not_wait(here, monkeypatch, refused):
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.chdir(tmp_path)
     assert refused("fit", "smoke", "--trainer.devices=2", "--trainer.strategy=ddp").startswith(
         "lmbench: LOCAL_RANK is set, and MASTER_ADDR is not"
     )

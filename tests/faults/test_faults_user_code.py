@@ -12,7 +12,7 @@ import planted_faults
 import psutil
 import pytest
 from fit_process import SMALL, bench, plant, sound_result, start_fit
-from tables import rows
+from tables import cases
 from waiting import wait_for
 
 import lmbench
@@ -22,19 +22,19 @@ RAISING_LINE = inspect.getsourcelines(planted_faults.Planted._raise)[1] + 1
 QUICK = "--measure.steps=20 --measure.probe_steps=3"
 
 
-@pytest.mark.parametrize(
-    ("hook", "at", "phase", "steps", "window"),
-    # Times it was called before, steps kept and of the window.
-    [
-        ("setup", 0, "setup", 0, None),
-        ("on_train_start", 0, "setup", 0, 0),
-        ("on_train_batch_start", 8, "other", 8, 5),
-        ("on_train_batch_end", 8, "other", 8, 5),
-        ("on_train_batch_end", 25, "other", 23, 20),
-        ("on_train_end", 0, "other", 23, 20),
-        ("teardown", 0, "other", 23, 20),
-    ],
-)
+@cases("""
+- [hook, at, phase, steps, window]
+
+
+# `at` is how often the hook was called before; steps are those that are kept, and those of the window.
+- [setup, 0, setup, 0, null]
+- [on_train_start, 0, setup, 0, 0]
+- [on_train_batch_start, 8, other, 8, 5]
+- [on_train_batch_end, 8, other, 8, 5]
+- [on_train_batch_end, 25, other, 23, 20]
+- [on_train_end, 0, other, 23, 20]
+- [teardown, 0, other, 23, 20]
+""")
 def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, phase, steps, window, tmp_path, capsys):
     run, printed = bench(tmp_path, QUICK, *SMALL, *plant(hook, "raise", at), code=5), capsys.readouterr()
     assert (run.outcome, run.record.exit_code, run.damage) == ("error", 5, None)
@@ -53,20 +53,23 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, p
     assert ("\nthroughput " in printed.out) == (window == 20)
 
 
-@pytest.mark.parametrize(
-    ("deed", "message"),
-    rows("""
+@cases("""
+    deed | message
     exit | exit with 0
     leave | exit with 0
     speechless | cannot be read: SystemExit in __str__
-    """),
-)
+    """)
 def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
     run = bench(tmp_path, QUICK, *SMALL, *plant("on_train_batch_end", deed, 8), code=5)
     assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
 
 
-@pytest.mark.parametrize(("end", "code"), [(None, 0), ("sigterm", 143), ("sigkill", 137)])
+@cases("""
+- [end, code]
+- [null, 0]
+- [sigterm, 143]
+- [sigkill, 137]
+""")
 def test_no_process_of_a_step_outlives_the_run(end, code, tmp_path):
     ending = plant("on_train_batch_end", end, 9) if end else []
     process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *ending)
@@ -88,7 +91,8 @@ def test_a_fork_of_a_step_neither_trains_on_nor_writes(tmp_path):
 OWN = f"--model=planted_faults.Net --data=planted_faults.Data {QUICK}"
 
 
-PLACES = rows("""
+@cases("""
+words | phase | function | error
 # words | phase | function | exception and its message
 model.bad_step 9 | forward | training_step | ValueError: planted in training_step
 model.bad_hook __init__ | setup | __init__ | KeyError: 'lr'
@@ -100,9 +104,6 @@ data.bad_item 24 --data.num_workers 1 | data | __getitem__ | ValueError: planted
 # A loss that no parameter is in: PyTorch raises, between two lines of the module.
 model.bad_hook detach | backward | - | RuntimeError: element 0 of tensors does not require grad
 """)
-
-
-@pytest.mark.parametrize(("words", "phase", "function", "error"), PLACES)
 def test_an_error_anywhere_in_own_code_is_told_with_its_line_and_its_phase(
     words, phase, function, error, tmp_path, capsys
 ):

@@ -16,6 +16,7 @@ from paths import TRACES
 from planted_memory import planted_run, write
 from runs import make_run, places
 from simulated_cells import SimulatedServers, sweep
+from tables import cases
 from wandb_loopback import replace_wandb
 
 from lmbench.cli import main
@@ -90,31 +91,6 @@ def change(name, data, chance):
 # the files
 
 
-#: A kind of file in a folder, how many of it are damaged, and the commands that read it, a damaged file each in turn;
-#: `here` stands for the folder.
-SUBJECTS = [
-    [
-        "pair",
-        "a/r/run.json",
-        140,
-        [
-            "show here",
-            "compare here/a here/sound",
-            "compare here/sound here/a --format=markdown",
-            "noise here",
-            "upload here",
-            "report here",
-            "report here --format csv",
-        ],
-    ],
-    ["pair", "a/r/steps.jsonl", 75, ["show here", "report here"]],
-    ["sweep", "sweep.json", 45, ["sweep here --dry_run --trust", "report here"]],
-    ["study", "study.yaml", 40, ["sweep here/study.yaml --dry_run"]],
-    ["trace", "trace.json.gz", 8, ["kernels here/trace.json.gz", "kernels here/trace.json.gz --json"]],
-    ["snapshot", "snapshot.pickle", 20, ["memory here/snapshot.pickle"]],
-]
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     """A folder with a sound folder of each kind."""
@@ -139,7 +115,18 @@ def _no_processes(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_processes")
-@pytest.mark.parametrize(("folder", "name", "count", "commands"), SUBJECTS)
+# A kind of file in a folder, how many of it are damaged, and the commands that read it, a damaged file each in turn;
+# `here` stands for the folder.
+@cases("""
+- [folder, name, count, commands]
+- [pair, a/r/run.json, 140, [show here, compare here/a here/sound, compare here/sound here/a --format=markdown,
+   noise here, upload here, report here, report here --format csv]]
+- [pair, a/r/steps.jsonl, 75, [show here, report here]]
+- [sweep, sweep.json, 45, [sweep here --dry_run --trust, report here]]
+- [study, study.yaml, 40, [sweep here/study.yaml --dry_run]]
+- [trace, trace.json.gz, 8, [kernels here/trace.json.gz, kernels here/trace.json.gz --json]]
+- [snapshot, snapshot.pickle, 20, [memory here/snapshot.pickle]]
+""")
 def test_a_damaged_file_ends_no_command(folder, name, count, commands, sound, tmp_path, capsys):
     chance, here = random.Random(SEED), tmp_path / "here"
     for number in range(count):

@@ -9,6 +9,7 @@ import pickle
 import pytest
 import yaml
 from runs import make_record, make_run, put, write_run
+from tables import cases
 from trace_events import HandWritten
 
 from lmbench.cli import main
@@ -26,43 +27,24 @@ a free without an allocation:
 """)
 
 
-#: Fields of a record, and the field that is said to be wrong.
-NUMBERS = [
-    [{"nonfinite": {"phases.step.mean_s": "nan"}, "phases.step.mean_s": None}, "phases.step.mean_s"],
-    [{"nonfinite": {"phases.step.mean_s": "inf"}, "phases.step.mean_s": None}, "phases.step.mean_s"],
-    [{"phases.step.mean_s": -5.0}, "phases.step.mean_s"],
-    [{"phases.step.std_s": 1e199}, "phases.step.std_s"],
-    [{"throughput.tokens_per_s": -1.0}, "throughput.tokens_per_s"],
-    [{"nonfinite": {"throughput.tokens_per_s": "nan"}, "throughput.tokens_per_s": None}, "throughput.tokens_per_s"],
-    [{"sweep": {"cost": {"total_s": -1000000.0}}}, "total_s"],
-]
-#: A reference, the exit code, and a part of what is said.
-REFERENCES = {
-    "no column for the GPU": ["size,step_s\nsmall,1\n", 2, "is no report's table"],
-    "no GPU": ["HEAD,small,0.1,,\n", 0, ""],
-    "a short row": ["step_s,gpu\n0.1\n0.2,H200\n", 0, ""],
-    "a long row": ["gpu,step_s\nH200,0.1,2,3\n,1,2\n", 0, ""],
-    "a long field": ["HEADH200,LONG,0.1,,\n", 2, "field larger than field limit"],
-    "a large spread": ["HEADH200,small,0.1,1e308,\n", 0, ""],
-    "a large time": ["HEADH200,small,1e308,,\n", 0, ""],
-    "not a number": ["HEADH200,small,nan,inf,-5\n", 0, ""],
-}
 HEAD = "gpu,size,step_s,step_std_s,tokens_per_s\n"
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_a_snapshot_without_allocations_is_shown(name, words, tmp_path):
+def test_a_snapshot_without_allocations_is_shown(name, words, tmp_path, printed):
     path, segment = tmp_path / "x.pickle", {"device": 0, "address": 0, "total_size": 0, "blocks": []}
     path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [SNAPSHOTS[name]]}))
-    assert main(["memory", str(path), *words]) == 0
+    printed("memory", path, *words)
 
 
-@pytest.mark.parametrize(
-    ("step", "duration", "depth", "code", "message"),
-    # A step of no duration, the same with a kernel, and 20,000 levels.
-    [(0, 0, 1, 0, "gemm"), (0, 5, 1, 0, "gemm"), (9, 5, 20_000, 2, "nested more than 1,000 levels deep")],
-)
+@cases("""
+- [step, duration, depth, code, message]
+# A step of no duration, the same with a kernel, and 20,000 levels.
+- [0, 0, 1, 0, gemm]
+- [0, 5, 1, 0, gemm]
+- [9, 5, 20000, 2, "nested more than 1,000 levels deep"]
+""")
 def test_an_odd_trace_is_shown_or_one_line(step, duration, depth, code, message, tmp_path, capsys):
     trace = HandWritten()
     trace.range("ProfilerStep#1", 0, step)
@@ -77,35 +59,52 @@ def test_an_odd_trace_is_shown_or_one_line(step, duration, depth, code, message,
     assert (message in printed.out + printed.err, printed.err.count("\n")) == (True, 1 if code else 0)
 
 
-@pytest.mark.parametrize(("changes", "field"), NUMBERS)
-def test_a_number_that_no_clock_measures_damages_its_run(changes, field, tmp_path, capsys):
+@cases("""
+- [changes, field]
+- [{nonfinite: {phases.step.mean_s: nan}, phases.step.mean_s: null}, phases.step.mean_s]
+- [{nonfinite: {phases.step.mean_s: inf}, phases.step.mean_s: null}, phases.step.mean_s]
+- [{phases.step.mean_s: -5.0}, phases.step.mean_s]
+- [{phases.step.std_s: 1.0e+199}, phases.step.std_s]
+- [{throughput.tokens_per_s: -1.0}, throughput.tokens_per_s]
+- [{nonfinite: {throughput.tokens_per_s: nan}, throughput.tokens_per_s: null}, throughput.tokens_per_s]
+- [{sweep: {cost: {total_s: -1000000.0}}}, total_s]
+""")
+def test_a_number_that_no_clock_measures_damages_its_run(changes, field, tmp_path, printed):
     write_run(tmp_path / "r", make_record({}))
     path = tmp_path / "r" / "run.json"
     path.write_text(json.dumps(put(json.loads(path.read_text()), changes)))
     run = load_run(tmp_path / "r")
     assert (run.outcome, field in run.damage) == ("damaged", True)
     for command in ("report", "list", "show"):
-        assert main([command, str(tmp_path)]) == 0
+        printed(command, tmp_path)
 
 
-@pytest.mark.parametrize("name", REFERENCES)
-def test_an_odd_reference_is_shown_or_one_line(name, tmp_path, monkeypatch, capsys):
-    text, code, message = REFERENCES[name]
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / "a", {})
-    (tmp_path / "x.csv").write_text(text.replace("HEAD", HEAD).replace("LONG", "x" * 200_000))
+# A reference, the exit code, and a part of what is said.
+@cases(r"""
+- [what, text, code, message]
+- [no column for the GPU, "size,step_s\nsmall,1\n", 2, is no report's table]
+- [no GPU, "HEAD,small,0.1,,\n", 0, ""]
+- [a short row, "step_s,gpu\n0.1\n0.2,H200\n", 0, ""]
+- [a long row, "gpu,step_s\nH200,0.1,2,3\n,1,2\n", 0, ""]
+- [a long field, "HEADH200,LONG,0.1,,\n", 2, field larger than field limit]
+- [a large spread, "HEADH200,small,0.1,1e308,\n", 0, ""]
+- [a large time, "HEADH200,small,1e308,,\n", 0, ""]
+- [not a number, "HEADH200,small,nan,inf,-5\n", 0, ""]
+""")
+def test_an_odd_reference_is_shown_or_one_line(what, text, code, message, here, capsys):
+    make_run(here / "results" / "a", {})
+    (here / "x.csv").write_text(text.replace("HEAD", HEAD).replace("LONG", "x" * 200_000))
     assert main(["report", "results", "--reference", "x.csv"]) == code
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["show", "list", "report"])
-def test_a_folder_whose_name_is_not_utf8_is_json(words, tmp_path, printed):
+def test_a_folder_whose_name_is_not_utf8_is_json(words, tmp_path, answered):
     path = tmp_path / os.fsdecode(b"caf\xe9")
     make_run(path, {})
-    assert "caf" in str(json.loads(printed(words, path, "--json")))
+    assert "caf" in str(answered(words, path))
 
 
-def test_a_number_of_too_many_digits_is_one_line(tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / "a", {})
+def test_a_number_of_too_many_digits_is_one_line(here, refused):
+    make_run(here / "results" / "a", {})
     assert "number of results in 'results': 1" in refused("show", "last~" + "9" * 5000)

@@ -8,7 +8,7 @@ import errno
 import numpy as np
 import pytest
 import torch
-from tables import rows
+from tables import cases, rows
 
 from lmbench.instruments.ending import out_of_memory
 
@@ -45,8 +45,19 @@ GPU = (
     "512.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
-#: Whose memory, bytes asked for (0: none are told), and the message.
-WORDINGS = r"""
+#: Of a RuntimeError.
+OTHERS = """
+CUDA error: device-side assert triggered
+CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx
+mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)
+out of resource: shared memory, Required: 270336, Hardware limit: 232448
+"""
+
+
+# Whose memory, bytes asked for (0: none are told), and the message.
+@cases(
+    r"""
+where | requested_bytes | text
 device | 2097152 | CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has
 device | 512 | CUDA out of memory. Tried to allocate 512 bytes. GPU 0
 device | 0 | CUDA out of memory. Tried to allocate more than 1EB memory.
@@ -64,17 +75,9 @@ device | 0 | Failed with cudaErrorMemoryAllocation
 host | 4294967296000 | [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296000 bytes. Error code 12 (Cannot allocate memory)
 host | 400 | [enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 400 bytes.
 host | 4096 | unable to mmap 4096 bytes from file </torch_1>: Cannot allocate memory (12)
-"""
-#: Of a RuntimeError.
-OTHERS = """
-CUDA error: device-side assert triggered
-CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx
-mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)
-out of resource: shared memory, Required: 270336, Hardware limit: 232448
-"""
-
-
-@pytest.mark.parametrize(("where", "requested_bytes", "text"), [("device", 20 * 2**30, GPU), *rows(WORDINGS)])
+""",
+    ("device", 20 * 2**30, GPU),
+)
 def test_every_wording_is_recognised(where, requested_bytes, text):
     check(out_of_memory(RuntimeError(text.replace("\\n", "\n"))), int(requested_bytes) or None, where)
 

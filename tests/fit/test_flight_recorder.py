@@ -45,8 +45,7 @@ class Attack:
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({"entries": [Attack()]})])
-def test_a_damaged_file_tells_nothing_and_runs_nothing(content, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "collectives0").write_bytes(content)
-    assert read_stop(tmp_path, 2) is None
-    assert not (tmp_path / "attacked").exists()
+def test_a_damaged_file_tells_nothing_and_runs_nothing(content, here):
+    (here / "collectives0").write_bytes(content)
+    assert read_stop(here, 2) is None
+    assert not (here / "attacked").exists()

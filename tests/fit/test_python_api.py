@@ -48,13 +48,12 @@ def test_a_run_equals_the_stored_result_and_makes_a_row_or_steps_of_a_frame(kept
     assert list(lmbench.to_frame(run, steps=True)["step_s"]) == [step.step_s for step in run.steps]
 
 
-def test_nothing_is_kept_without_a_results_dir(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_kept_without_a_results_dir(here, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
     run = measure()
     assert run.outcome == "ok"
     assert "result " not in str(run)
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_in_a_notebook_a_run_is_html_without_script_and_escaped(kept):

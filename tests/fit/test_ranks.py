@@ -16,7 +16,7 @@ import torch
 import warm_server
 from fit_process import start_fit
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
-from tables import flat
+from tables import cases, flat
 from uneven import Uneven
 
 import lmbench
@@ -38,8 +38,7 @@ TINY = [
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _no_process_is_left(here):
     # The process for fake steps may be here from other tests.
     before = multiprocessing.active_children()
     yield
@@ -62,22 +61,9 @@ def steps_of(path):
 
 
 WITHOUT_PROBES = ["--measure.probe_steps=0"]
-CLIPPED = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"]
-BOTH = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=2", "--trainer.devices=4"]
-WHOLE_GRADIENTS = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.reduce_each_micro_batch=false"]
-#: Batches trained on at once, number of ranks, and the words for the strategy.
-STRATEGIES = [
-    (1, 1, ["--trainer.devices=1"]),
-    (1, 2, ["--trainer.strategy=tensor_parallel"]),
-    (2, 2, ["--trainer.strategy=ddp"]),
-    (2, 2, ["--trainer.strategy=ddp", *CLIPPED]),
-    (2, 4, [*BOTH, *CLIPPED]),
-    (2, 2, [*WHOLE_GRADIENTS, *CLIPPED]),
-    (2, 2, ["--trainer.strategy=ddp_zero1", *CLIPPED]),
-    (2, 2, ["--trainer.strategy=fsdp2", "--trainer.strategy.blocks_per_group=1", "--trainer.strategy.prefetch=2"]),
-    (2, 2, ["--trainer.strategy=lmbench.FlatDDP", *CLIPPED]),
-    (2, 2, ["--trainer.strategy=lmbench.BucketedDDP", "--trainer.strategy.bucket_cap_mb=0.02", *CLIPPED]),
-]
+CLIPPED = "--trainer.accumulate_grad_batches=2 --trainer.gradient_clip_val=0.1"
+PARALLEL = "--trainer.strategy=lmbench.ModelParallel"
+WHOLE_GRADIENTS = f"{PARALLEL} --trainer.strategy.reduce_each_micro_batch=false"
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +71,23 @@ def first_figures():
     return {}
 
 
-@pytest.mark.parametrize(("batches", "count", "words"), STRATEGIES)
-def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
-    code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
-    record, is_clipped = run.record, words[-2:] == CLIPPED
+# Batches trained on at once, number of ranks, and the words for the strategy.
+@cases(f"""
+- [batches, count, line]
+- [1, 1, --trainer.devices=1]
+- [1, 2, --trainer.strategy=tensor_parallel]
+- [2, 2, --trainer.strategy=ddp]
+- [2, 2, --trainer.strategy=ddp {CLIPPED}]
+- [2, 4, {PARALLEL} --trainer.strategy.tensor_parallel_size=2 --trainer.devices=4 {CLIPPED}]
+- [2, 2, {WHOLE_GRADIENTS} {CLIPPED}]
+- [2, 2, --trainer.strategy=ddp_zero1 {CLIPPED}]
+- [2, 2, --trainer.strategy=fsdp2 --trainer.strategy.blocks_per_group=1 --trainer.strategy.prefetch=2]
+- [2, 2, --trainer.strategy=lmbench.FlatDDP {CLIPPED}]
+- [2, 2, --trainer.strategy=lmbench.BucketedDDP --trainer.strategy.bucket_cap_mb=0.02 {CLIPPED}]
+""")
+def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, line, first_figures):
+    code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *line.split())
+    record, is_clipped = run.record, CLIPPED in line
     assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", count, 1 + is_clipped)
     ranks = [steps_of(run.path), *(steps_of(run.path / f"rank{rank}") for rank in range(1, count))]
     assert [len(steps) for steps in ranks] == [2 + 8] * count
@@ -105,7 +104,7 @@ def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, 
 
 def test_the_last_batch_of_an_epoch_is_stepped_on_with_its_gradients():
     # Lightning steps after the batches 2, 4 and 5.
-    words = [*WHOLE_GRADIENTS, "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=5"]
+    words = [*WHOLE_GRADIENTS.split(), "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=5"]
     code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
     assert (code, {step.micro_batches for step in run.steps}) == (0, {1, 2})
     assert all(step.gradient_norm for step in run.steps)
@@ -228,16 +227,14 @@ def test_ranks_that_call_other_collectives_are_told_with_both():
     assert re.fullmatch(rf"rank \d called {called}; rank \d: .+ \(in {called}\)", run.record.error.message)
 
 
-@pytest.mark.parametrize(
-    ("deed", "code", "outcome", "error"),
-    [
-        ("leave", 5, "error", "rank 1: somebody's code asked to exit with 0"),
-        ("end", 143, "interrupted", "rank 1: stopped by SIGTERM"),
-        ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
-        ("fail", 5, "error", "rank 1: no luck with gloo"),
-        ("oom", 3, "oom", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
-    ],
-)
+@cases("""
+- [deed, code, outcome, error]
+- [leave, 5, error, "rank 1: somebody's code asked to exit with 0"]
+- [end, 143, interrupted, "rank 1: stopped by SIGTERM"]
+- [die, 1, error, "rank 1 was ended by SIGKILL, and the measurement with it"]
+- [fail, 5, error, "rank 1: no luck with gloo"]
+- [oom, 3, oom, "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"]
+""")
 def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(deed, code, outcome, error, capfd):
     words = [word for word in WORDS if word != "--quiet"]
     ended = main(["fit", *words, "--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp"])

@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-import yaml
-from paths import DATA
 from repository import git
+from tables import cases, stored
 
 from lmbench.device import device_of
 from lmbench.device.nvml import NvmlSensor
@@ -105,7 +104,7 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
     assert childs < 600_000_000 < len(ballast) < peak_rss_bytes()
 
 
-READINGS = yaml.safe_load((DATA / "device_readings.yaml").read_text())
+READINGS = stored("device_readings")
 
 
 @pytest.mark.parametrize(("opened", "closed", "wall_s", "changes"), READINGS["cases"])
@@ -115,9 +114,8 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
     assert {name: getattr(state, name) for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("pids", "has_context", "named", "count"),
-    yaml.safe_load(f"""
+@cases(f"""
+- [pids, has_context, named, count]
 - [[{os.getpid()}], true, [], 0]
 - [[{os.getpid()}, 7, 5], true, [5, 7], 2]
 - [[7], false, [7], 1]
@@ -126,8 +124,7 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
 - [[90001, 90002], true, null, 1]
 - [[], true, null, null]
 - [null, true, null, null]
-"""),
-)
+""")
 def test_other_processes_are_named_counted_or_unknown(pids, has_context, named, count, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_context)
     assert other_processes(pids) == (named, count)

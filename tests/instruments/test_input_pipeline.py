@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import yaml
+from tables import cases
 from torch.utils.data import DataLoader
 
 from lmbench.instruments.input_pipeline import (
@@ -15,9 +15,8 @@ from lmbench.instruments.input_pipeline import (
 )
 
 
-@pytest.mark.parametrize(
-    ("batches", "model", "workers", "prefetched", "epoch", "step"),
-    yaml.safe_load("""
+@cases("""
+- [batches, model, workers, prefetched, epoch, step]
 - [[40], 20, 0, 2, null, 60]
 - [[40], 20, 1, 2, null, 40]
 - [[40], 20, 2, 2, null, 20]
@@ -28,22 +27,19 @@ from lmbench.instruments.input_pipeline import (
 - [&bursts [10, 10, 10, 10, 10, 10, 10, 10, 10, 100], 20, 1, 2, null, 26]
 - [*bursts, 20, 1, 8, null, 20]
 - [*bursts, 20, 4, 2, null, 20]
-"""),
-)
+""")
 def test_a_step_is_simulated(batches, model, workers, prefetched, epoch, step):
     assert simulated_step_s(batches, model, workers, prefetched, epoch) == pytest.approx(step, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("workers", "batch_s", "cpu_s", "epoch", "fix", "step_s"),
-    [
-        (0, 0.09, 0, None, {"num_workers": 5, "persistent_workers": False}, 0.02),
-        (0, 0.03, 0, 6, {"num_workers": 2, "persistent_workers": True}, 0.025),
-        (3, 0.03, 0, None, {"num_workers": 3, "persistent_workers": False}, 0.02),
-        (0, 0.09, 0.08, None, {"num_workers": 2, "persistent_workers": False}, 0.05),
-        (0, 0.0001, 0, None, {"num_workers": 0, "prefetch_factor": None}, 0.0201),
-    ],
-)
+@cases("""
+- [workers, batch_s, cpu_s, epoch, fix, step_s]
+- [0, 0.09, 0, null, {num_workers: 5, persistent_workers: false}, 0.02]
+- [0, 0.03, 0, 6, {num_workers: 2, persistent_workers: true}, 0.025]
+- [3, 0.03, 0, null, {num_workers: 3, persistent_workers: false}, 0.02]
+- [0, 0.09, 0.08, null, {num_workers: 2, persistent_workers: false}, 0.05]
+- [0, 0.0001, 0, null, {num_workers: 0, prefetch_factor: null}, 0.0201]
+""")
 def test_the_fewest_workers_that_are_as_good_as_any_are_chosen(workers, batch_s, cpu_s, epoch, fix, step_s):
     made, model = Production([batch_s], cpu_s, epoch), ModelAlone(0.02, 0.02, free_cores=2, cores=2)
     chosen = best_settings(DataLoader([1], num_workers=workers), made, model)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import lightning.pytorch
 import pynvml
-import pytest
 import torch
-from tables import rows
+from tables import cases
 
 import lmbench
 from lmbench.instruments.ending import is_lmbench_failure, user_lines, user_traceback
@@ -37,9 +36,8 @@ def raised(*files, message="planted"):
         return error.with_traceback(error.__traceback__.tb_next)
 
 
-@pytest.mark.parametrize(
-    ("files", "shown"),
-    rows(f"""
+@cases(f"""
+files | shown
 {LIGHTNING} {MINE} {TORCH} | {MINE}
 {LIGHTNING} {MINE} {TORCH} {MINE} {TORCH} | {MINE} {MINE}
 {LIGHTNING} {PACKAGE} {TORCH} | {PACKAGE}
@@ -51,8 +49,7 @@ def raised(*files, message="planted"):
 {LIGHTNING} {LMBENCH} <eval_with_key>.7 | -
 {LIGHTNING} {json.__file__} | -
 {LIGHTNING} {LMBENCH} {TORCH} | -
-"""),
-)
+""")
 def test_only_the_users_lines_are_shown(files, shown):
     error = raised(*files.split())
     assert [line.filename for line in user_lines(error)] == shown.split()

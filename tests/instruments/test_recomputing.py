@@ -8,6 +8,7 @@ import pytest
 import torch
 from fit_process import measure_here
 from strangers import Failing
+from tables import cases
 from torch import nn
 
 from lmbench.errors import UsageError
@@ -68,18 +69,16 @@ def gradients(net, options):
 
 
 @pytest.mark.parametrize("is_tuple", [False, True])
-@pytest.mark.parametrize(
-    ("settings", "runs"),
-    [
-        ({}, [2, 2, 2, 2, 2, 2]),
-        ({"first": 2}, [2, 2, 1, 1, 1, 1]),
-        ({"group": 4}, [2, 2, 2, 2, 2, 2]),
-        ({"group": 3, "nested": True}, [3, 3, 2, 3, 3, 2]),
-        ({"keep": "matmuls"}, [2, 2, 2, 2, 2, 2]),
-        ({"keep": "all", "offload": True}, [1, 1, 1, 1, 1, 1]),
-        ({"offload": True}, [2, 2, 2, 2, 2, 2]),
-    ],
-)
+@cases("""
+- [settings, runs]
+- [{}, [2, 2, 2, 2, 2, 2]]
+- [{first: 2}, [2, 2, 1, 1, 1, 1]]
+- [{group: 4}, [2, 2, 2, 2, 2, 2]]
+- [{group: 3, nested: true}, [3, 3, 2, 3, 3, 2]]
+- [{keep: matmuls}, [2, 2, 2, 2, 2, 2]]
+- [{keep: all, offload: true}, [1, 1, 1, 1, 1, 1]]
+- [{offload: true}, [2, 2, 2, 2, 2, 2]]
+""")
 def test_gradients_are_the_same_and_blocks_run_again_as_asked(settings, runs, is_tuple):
     net = Net(is_tuple)
     expected, saved_bytes, _ = gradients(net, None)
@@ -133,14 +132,12 @@ def test_a_module_that_fails_has_its_blocks_back():
     assert not any("forward" in vars(block) for block in module.blocks)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"group": 0}, "at least 1"),
-        ({"group": 2, "keep": "matmuls"}, "keep inputs"),
-        ({"offload": True, "keep": "matmuls"}, "keep inputs or all"),
-    ],
-)
+@cases("""
+- [settings, message]
+- [{group: 0}, at least 1]
+- [{group: 2, keep: matmuls}, keep inputs]
+- [{offload: true, keep: matmuls}, keep inputs or all]
+""")
 def test_settings_that_exclude_each_other_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         RecomputeOptions(**settings)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fit_process import measure_here
 from strangers import OwnLoaders, TokenModel
+from tables import cases
 
 from lmbench.instruments.subject import describe_model, note_peak, padding_of
 from lmbench.precision import named_gpu
@@ -78,17 +79,15 @@ def test_a_batch_without_tokens_tells_no_flops_a_token():
     assert (record.outcome, record.window.tokens, record.flops.per_token_flops) == ("ok", None, None)
 
 
-@pytest.mark.parametrize(
-    ("precision", "halved", "dtype", "peak"),
-    [
-        # 450 of 850 parameters, or 400.
-        ("bf16-true", 1, "bfloat16, float32", "bf16"),
-        ("32-true", 1, "bfloat16, float32", "bf16"),
-        ("bf16-mixed", 0, "float32, bfloat16", "bf16"),
-        ("bf16-true", None, "float32", "fp32"),
-        ("32-true", None, None, "fp32"),
-    ],
-)
+@cases("""
+- [precision, halved, dtype, peak]
+# 450 of 850 parameters, or 400.
+- [bf16-true, 1, "bfloat16, float32", bf16]
+- [32-true, 1, "bfloat16, float32", bf16]
+- [bf16-mixed, 0, "float32, bfloat16", bf16]
+- [bf16-true, null, float32, fp32]
+- [32-true, null, null, fp32]
+""")
 def test_weights_of_another_dtype_than_the_precisions_are_told_and_most_of_them_set_the_peak(
     precision, halved, dtype, peak
 ):

@@ -7,13 +7,15 @@ import io
 import shutil
 
 import pytest
-from paths import GOLDEN, TRACES
+from paths import TRACES
 from plain_sums import plain_sums
-from trace_events import HandWritten, answer, shown
+from trace_events import HandWritten
 
 from lmbench.kernels.answer import without_hidden
 from lmbench.kernels.findings import examine, summarize
 from lmbench.report.run import details
+
+from conftest import check_golden
 
 COMPILED = str(TRACES / "small_bf16_compiled")
 
@@ -23,9 +25,9 @@ def _narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_the_first_screen_has_24_lines_and_every_line_80_columns(capsys):
+def test_the_first_screen_has_24_lines_and_every_line_80_columns(printed):
     path = str(TRACES / "two_gpus" / "trace.json.gz")
-    first, every = shown(capsys, path).splitlines(), shown(capsys, path, "--all").splitlines()
+    first, every = printed("kernels", path).splitlines(), printed("kernels", path, "--all").splitlines()
     # Paths are never cut, so that they can be copied.
     assert max(len(line) for line in every if str(TRACES) not in line) <= 80
     assert len(first) <= 24
@@ -36,12 +38,12 @@ GOLDENS = {"answer": COMPILED, **{path.name.partition(".")[0]: path.name for pat
 
 
 @pytest.mark.parametrize("name", GOLDENS)
-def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(name, capsys, monkeypatch):
+def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(name, printed, monkeypatch):
     monkeypatch.chdir(TRACES / "made_up")
-    assert shown(capsys, GOLDENS[name]) == (GOLDEN / f"kernels_{name}.txt").read_text(encoding="utf-8")
+    check_golden(f"kernels_{name}.txt", printed("kernels", GOLDENS[name]))
 
 
-def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_the_step(tmp_path, capsys):
+def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_the_step(tmp_path):
     folder = shutil.copytree(TRACES / "small_bf16_compiled", tmp_path / "run")
     shutil.copy(TRACES / "two_gpus" / "trace.json.gz", folder)
     plain = plain_sums(folder / "trace.json.gz")
@@ -59,15 +61,15 @@ def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_t
     assert lines[""] == "communication: 0.489 ms exposed, 0.383 ms beside computing"
 
 
-def test_a_device_that_never_idles_has_an_answer(tmp_path, capsys):
+def test_a_device_that_never_idles_has_an_answer(tmp_path, printed):
     trace = HandWritten()
     trace.launched(20, "sgemm", 30, 5)
-    assert "queued, busy 0.005 of 0.005 ms" in shown(capsys, trace.write(tmp_path / "t.json"))
+    assert "queued, busy 0.005 of 0.005 ms" in printed("kernels", trace.write(tmp_path / "t.json"))
 
 
-def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
-    rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
-    record = answer(capsys, COMPILED)
+def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(printed, answered):
+    rows = list(csv.DictReader(io.StringIO(printed("kernels", COMPILED, "--format", "csv"))))
+    record = answered("kernels", COMPILED)
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()
     assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)

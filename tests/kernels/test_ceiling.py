@@ -53,12 +53,12 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
     assert moved == 2 * copy().nbytes == 2 * ceiling.CPU_COPY_BYTES
 
 
-def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, printed, monkeypatch):
+def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, answered, monkeypatch):
     # A product in bfloat16 takes seconds on a CPU without instructions for it.
     monkeypatch.setattr(ceiling, "CPU_MATMUL_SIZE", 64)
     monkeypatch.setattr(ceiling, "CPU_COPY_BYTES", 2**20)
-    words = ["--sustained_s=0.01", f"--results_dir={tmp_path}", "--collectives", "--ranks=2", "--budget=0.1s", "--json"]
-    rates = json.loads(printed("ceiling", *words))["rates"]
+    words = ["--sustained_s=0.01", f"--results_dir={tmp_path}", "--collectives", "--ranks=2", "--budget=0.1s"]
+    rates = answered("ceiling", *words)["rates"]
     (path,) = tmp_path.glob("ceiling_*")
     record = decode(path.read_bytes(), CeilingRecord)
     assert rates == as_dict(record)["rates"]
@@ -204,16 +204,16 @@ BOUND = {
 }
 
 
-def bounds_of(folder, printed, strategy):
+def bounds_of(folder, answered, strategy):
     """The rows of `lmbench ceiling RUN` for a run with this strategy, beside a ceiling of collectives."""
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
     (folder / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
     run = make_run(folder / "runs", **BOUND, config={"trainer": {"strategy": strategy}})
-    return json.loads(printed("ceiling", run, "--json"))["tables"]["bounds"]
+    return answered("ceiling", run)["tables"]["bounds"]
 
 
-def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, printed):
-    rows = bounds_of(tmp_path, printed, "ddp")
+def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, answered):
+    rows = bounds_of(tmp_path, answered, "ddp")
     # 10 000 tokens a rank; 4 GB of gradients, 2 GB of gathered parameters, 20 MB of activations.
     forward_s = 10_000 * 2e9 / 6.6e14
     ddp, gathering, scattering, tensor, _ = rows
@@ -229,8 +229,8 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
 
 
 @pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
-def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, printed):
-    rows = bounds_of(tmp_path, printed, {"class_path": "lmbench.ModelParallel", "init_args": options})
+def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, answered):
+    rows = bounds_of(tmp_path, answered, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured
 
 

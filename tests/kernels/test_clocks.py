@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 
 import pytest
-import yaml
 from paths import TRACES
 from plain_sums import plain_sums
+from tables import cases
 from trace_events import HandWritten, planted
 
 from lmbench.kernels.findings import examine
@@ -108,9 +108,8 @@ foreign_step:
 """)
 
 
-@pytest.mark.parametrize(
-    ("trace", "expected"),
-    yaml.safe_load("""
+@cases("""
+- [trace, expected]
 - [held_up, {forward: {host_wait_s: 5, queued_gap_s: 0, other_idle_s: 45}}]
 - [slow_start, {outside: {other_idle_s: 0}}]
 - [alone, {forward: {busy_s: 99}, backward: {busy_s: 300}, optimizer: {busy_s: 100}}]
@@ -123,8 +122,7 @@ foreign_step:
 # Kernels of a graph are queued, and its late first kernel is not a wait for the host.
 - [late_graph, {outside: {queued_gap_s: 2, host_wait_s: 0, other_idle_s: 499885}}]
 - [foreign_step, {optimizer: {busy_s: 20}, outside: {busy_s: 400}}]
-"""),
-)
+""")
 def test_planted_times_have_their_phase_and_cause(trace, expected):
     clocks = PLANTED[trace].examined().phases
     for phase, times in expected.items():

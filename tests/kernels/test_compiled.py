@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tables import rows
+from tables import cases, rows
 from trace_events import examined
 
 from lmbench.kernels.compiled import parts_of_call, read_graphs
@@ -46,9 +46,8 @@ def graph_of(name):
     return read_graphs([GraphNotes(notes)], {})
 
 
-@pytest.mark.parametrize(
-    ("graphs", "kernels", "parts"),
-    rows("""
+@cases("""
+graphs | kernels | parts
 # Each product between two Triton kernels is the next call.
 two_modules | norm gemm gemm silu gemm | norm output ffn ffn ffn
 repeated | norm gemm norm gemm | norm qkv norm+residual ffn
@@ -70,8 +69,7 @@ two_modules | silu gemm gemm norm gemm | - - - - -
 two_modules | gemm gemm | - -
 # Graphs with the same kernels have to agree.
 same twin | norm gemm gemm silu | - - - -
-"""),
-)
+""")
 def test_parts_of_a_call_follow_from_its_triton_kernels(graphs, kernels, parts):
     known = [each for name in graphs.split() for each in graph_of(name)]
     names = [KERNELS[kernel] for kernel in kernels.split()]

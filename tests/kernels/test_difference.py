@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from paths import GOLDEN, TRACES
+from paths import TRACES
 from runs import make_run
 from trace_events import HandWritten, planted
 
 from lmbench.kernels.difference import compared, difference_answer
 from lmbench.kernels.findings import examine
 from lmbench.report.render import render
+
+from conftest import check_golden
 
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
 
@@ -41,7 +43,7 @@ def test_each_change_has_its_word_and_times_are_per_step(tmp_path):
 
 def test_the_answer_is_the_golden_file():
     text = render(difference_answer(EAGER, COMPILED), "markdown").replace(str(TRACES), "TRACES")
-    assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
+    check_golden("kernels_difference.md", text)
 
 
 def test_an_option_that_changed_is_named(tmp_path):

@@ -7,6 +7,7 @@ import os
 
 import pytest
 from fit_process import statuses
+from tables import cases
 from trace_events import HandWritten, planted
 
 from lmbench.errors import UsageError
@@ -47,27 +48,22 @@ def test_durations_keep_their_nanoseconds_whatever_the_origin_of_times(tmp_path,
     assert read.kernels.start_ns[0] - read.calls.start_ns[0] == pytest.approx(6_500, abs=error_ns)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        *[
-            ["", "truncated"],
-            ['{"traceEvents": [{"ph": "X", "na', "truncated"],
-            ["ÿþ\x00\x01", "is no trace"],
-            ["PK\x03\x04\x00\x00", "is no trace"],
-            ['{"loss": 1}', "missing required field traceEvents"],
-            ['[{"ph": "X"}]', "Expected object, got array"],
-            ['{"traceEvents": []}', "no operators and no kernels among its 0 events"],
-            ['{"traceEvents": [3]}', "Expected object, got int - at $.traceEvents[0]"],
-            ['{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": NaN, "dur": 1}]}', "malformed"],
-            [
-                '{"lmbench": {"compiled_graphs": [{"kernels": [["mm", [3, null]]]}]}, "traceEvents": []}',
-                "compiled_graphs",
-            ],
-        ],
-        ('{"x": ' + "[" * 200_000 + "]" * 200_000 + "}", "is no trace"),
-        (gzip.compress(b" " * (1 << 26), mtime=0).decode("latin-1"), "holds more than 4 MiB, which is the most that"),
-    ],
+@cases(
+    r"""
+- [content, reason]
+- ["", truncated]
+- ['{"traceEvents": [{"ph": "X", "na', truncated]
+- ["\xff\xfe\0\x01", is no trace]
+- ["PK\x03\x04\0\0", is no trace]
+- ['{"loss": 1}', missing required field traceEvents]
+- ['[{"ph": "X"}]', "Expected object, got array"]
+- ['{"traceEvents": []}', no operators and no kernels among its 0 events]
+- ['{"traceEvents": [3]}', "Expected object, got int - at $.traceEvents[0]"]
+- ['{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": NaN, "dur": 1}]}', malformed]
+- ['{"lmbench": {"compiled_graphs": [{"kernels": [["mm", [3, null]]]}]}, "traceEvents": []}', compiled_graphs]
+""",
+    ('{"x": ' + "[" * 200_000 + "]" * 200_000 + "}", "is no trace"),
+    (gzip.compress(b" " * (1 << 26), mtime=0).decode("latin-1"), "holds more than 4 MiB, which is the most that"),
     ids=lambda value: value[:24],
 )
 def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, monkeypatch, content, reason):
@@ -77,17 +73,15 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, monkeypatch, c
     assert reason in refusal(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"ts": "noon"}, "Expected float"),
-        ({"ts": 1e300}, "no time in us"),
-        ({"name": 7}, "Expected str"),
-        ({"args": {"correlation": 1000000000000000000000000000000}}, "Expected int"),
-        ({"cat": "xpu_runtime"}, "has events of xpu_runtime, which are not read"),
-        ({"cat": "cpu_op", "pid": 1}, "holds 2 processes"),
-    ],
-)
+@cases("""
+- [changes, reason]
+- [{ts: noon}, Expected float]
+- [{ts: 1.0e+300}, no time in us]
+- [{name: 7}, Expected str]
+- [{args: {correlation: 1000000000000000000000000000000}}, Expected int]
+- [{cat: xpu_runtime}, 'has events of xpu_runtime, which are not read']
+- [{cat: cpu_op, pid: 1}, holds 2 processes]
+""")
 def test_a_trace_with_an_event_that_is_none_is_refused_in_one_line(tmp_path, changes, reason):
     assert reason in refusal(small(**changes).write(tmp_path / "t.json"))
 
@@ -152,16 +146,14 @@ def test_a_kernel_belongs_to_the_last_launch_of_its_id_before_it():
     assert PLANTED["one_id"].loaded().kernels.launch.tolist() == [0, 0, 1, 2, 2, -1]
 
 
-@pytest.mark.parametrize(
-    ("trace", "missing"),
-    [
-        ("capture", 0),
-        ("capture_without_end", 0),
-        ("capture_without_beginning", 1),
-        ("capture_and_loss", 1),
-        ("fill", 0),
-    ],
-)
+@cases("""
+- [trace, missing]
+- [capture, 0]
+- [capture_without_end, 0]
+- [capture_without_beginning, 1]
+- [capture_and_loss, 1]
+- [fill, 0]
+""")
 def test_a_launch_that_starts_nothing_does_not_miss_a_kernel(trace, missing):
     findings = PLANTED[trace].examined()
     assert findings.completeness["launch_without_kernel_count"] == missing

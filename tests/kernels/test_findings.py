@@ -54,7 +54,7 @@ def test_a_failed_guard_of_the_trace_counts_under_strict(strict, code, tmp_path)
     # One of two launches has a kernel.
     trace = HandWritten().read([["launch", 1, 10], ["launched", 20, "k", 30, 5]])
     run, exit_code = completed(tmp_path, json.dumps(trace.document()), strict)
-    assert {guard.name: guard.status for guard in run.guards}["launches_without_kernel"] == "fail"
+    assert statuses(run)["launches_without_kernel"] == "fail"
     assert (exit_code, run.exit_code, run.outcome) == (code, code, "ok")
     assert (run.kernels.reason, run.kernels.phases.step.kernel_s) == (None, pytest.approx(5e-6))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from paths import TRACES
-from tables import rows
+from tables import cases
 from trace_events import HandWritten, planted
 
 from lmbench.kernels.answer import kernels_answer
@@ -34,16 +33,16 @@ def checked(note=NOTE, then="aten::item", at=100, steps=2):
     return trace
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_told"),
-    [
-        ({}, True),
-        ({"note": {}}, True),
-        ({"note": {"Collective name": "broadcast", "dtype": "Long", "In msg nelems": [1, 2]}}, False),
-        ({"then": "aten::add"}, False),
-        ({"at": 1500}, False),
-        ({"steps": 1}, False),
-    ],
+@cases(
+    """
+- [changes, is_told]
+- [{}, true]
+- [{note: {}}, true]
+- [{note: {Collective name: broadcast, dtype: Long, In msg nelems: [1, 2]}}, false]
+- [{then: 'aten::add'}, false]
+- [{at: 1500}, false]
+- [{steps: 1}, false]
+""",
     ids=str,
 )
 def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outside_of_the_phases(
@@ -85,14 +84,12 @@ def test_a_real_rank_has_lightnings_check_and_copies_of_gradients():
     ]
 
 
-@pytest.mark.parametrize(
-    ("cat", "name"),
-    rows("""
+@cases("""
+cat | name
 cpu_op | _compile.compile_inner (dynamo_timed)
 user_annotation | entire_frame_compile (dynamo_timed)
 python_function | torch/_dynamo/convert_frame.py(1633): _compile
-"""),
-)
+""")
 def test_compilation_in_a_trace_is_told_and_is_the_cause_of_its_wait(cat, name, tmp_path):
     trace = HandWritten()
     trace.range("ProfilerStep#3", 0, 969_000)

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 from paths import TRACES
-from tables import rows
+from tables import cases, rows
 
 from lmbench.kernels.names import joined, kind_of, module_path, part_of, part_order, precision_of, short_name
 
@@ -22,9 +22,8 @@ def test_real_names_have_the_expected_kind():
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("name", "operator", "kind"),
-    rows("""
+@cases("""
+name | operator | kind
 void cudnn::winograd_nonfused::winogradForwardData4x4<float, float> | aten::cudnn_convolution | conv
 triton_poi_fused_nccl_view_0 | - | elementwise
 # Names that were cut short are read as they are.
@@ -44,15 +43,13 @@ triton_per_fused_abs_amax_1 | - | reduction
 triton_poi_fused__scaled_mm__to_copy_clamp_2 | - | elementwise
 unheard_of_kernel | c10d::allreduce_ | comm
 unheard_of_kernel | - | unclassified
-"""),
-)
+""")
 def test_the_part_of_a_name_that_tells_what_runs_decides_its_kind(name, operator, kind):
     assert kind_of(name, "kernel", operator) == kind
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    rows("""
+@cases("""
+name | precision
 volta_sgemm_64x64_nt | fp32 off the tensor cores
 void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(int) | fp32 off the tensor cores
 void gemv2T_kernel_val<int, int, float, float, float, 128>(int) | fp32 off the tensor cores
@@ -92,8 +89,7 @@ nvjet_qrtst_128x128_128x6_1x2_h_bz_ovscale_TNT | fp8
 void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t, int> >(int) | fp8
 cublasGemm_unheard_of | -
 void vectorized_elementwise_kernel<4, float>(int) | -
-"""),
-)
+""")
 def test_a_products_name_tells_its_precision(name, precision):
     assert precision_of(name, kind_of(name)) == precision
     # A run with TF32 off is fp32 where the name leaves it open.

@@ -6,10 +6,9 @@ import gzip
 import json
 
 import pytest
-import yaml
 from runs import make_run, make_sweep, rows_of
-from tables import flat, rows
-from trace_events import HandWritten, answer, examined, planted, shown, write_ranks
+from tables import cases, flat
+from trace_events import HandWritten, examined, planted, write_ranks
 
 from lmbench.kernels.findings import summarize
 from lmbench.records.examined import KernelSummary
@@ -108,20 +107,18 @@ def path_us(record):
     return {cause: round(time_s * 1e6, 3) for cause, time_s in record["path"].items()}
 
 
-@pytest.mark.parametrize(
-    ("trace", "expected"),
-    [
-        ("two_streams", {"launching": 6, "gemm": 100, "exposed all-reduce": 300, "short gaps": 2, "softmax": 92}),
-        ("unnoted_wait", {"launching": 20, "elementwise": 380, "short gaps": 3, "softmax": 97}),
-        ("late_host", {"launching": 213, "gemm": 100, "synchronizing": 4, "softmax": 183}),
-        ("collectives_alone", {"launching": 20, "exposed all-reduce": 100, "short gaps": 1}),
-        ("lost_launch", {"unexplained": 300, "elementwise": 100}),
-        ("slow_last_launch", {"launching": 39}),
-        ("replayed", {"launching": 20, "gemm": 300, "short gaps": 2}),
-    ],
-)
-def test_the_path_is_the_planted_one(trace, expected, tmp_path, capsys):
-    assert path_us(answer(capsys, PLANTED[trace].write(tmp_path / "t.json"), "--path")) == expected
+@cases("""
+- [trace, expected]
+- [two_streams, {launching: 6, gemm: 100, exposed all-reduce: 300, short gaps: 2, softmax: 92}]
+- [unnoted_wait, {launching: 20, elementwise: 380, short gaps: 3, softmax: 97}]
+- [late_host, {launching: 213, gemm: 100, synchronizing: 4, softmax: 183}]
+- [collectives_alone, {launching: 20, exposed all-reduce: 100, short gaps: 1}]
+- [lost_launch, {unexplained: 300, elementwise: 100}]
+- [slow_last_launch, {launching: 39}]
+- [replayed, {launching: 20, gemm: 300, short gaps: 2}]
+""")
+def test_the_path_is_the_planted_one(trace, expected, tmp_path, answered):
+    assert path_us(answered("kernels", PLANTED[trace].write(tmp_path / "t.json"), "--path")) == expected
 
 
 #: A product, which takes rank 1 900 us longer, then an all-reduce of 40 us; the softmax waits for it.
@@ -162,9 +159,9 @@ rank 1:
 
 
 @pytest.mark.parametrize("offset_us", [0, 70_000])
-def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_waited(offset_us, tmp_path, capsys):
+def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_waited(offset_us, tmp_path, answered):
     write_ranks(tmp_path, LATE_RANK, offset_us)
-    record = answer(capsys, tmp_path, "--path")
+    record = answered("kernels", tmp_path, "--path")
     # The other rank waits for 899 us of the product, and for the gap behind it.
     expected = {"waiting for rank 1": 900, "gemm": 501, "softmax": 100, "exposed all-reduce": 40, "launching": 20}
     assert path_us(record) == {**expected, "short gaps": 1}
@@ -173,14 +170,13 @@ def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_wait
     assert changes["collectives=0"]["change_s"] == pytest.approx(-40e-6, abs=1.5e-6)
 
 
-def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_path, capsys):
+def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_path, answered):
     write_ranks(tmp_path, TWO_COLLECTIVES)
-    assert path_us(answer(capsys, tmp_path, "--path"))["waiting for rank 1"] == 572 - 31
+    assert path_us(answered("kernels", tmp_path, "--path"))["waiting for rank 1"] == 572 - 31
 
 
-@pytest.mark.parametrize(
-    ("trace", "change", "change_us"),
-    yaml.safe_load("""
+@cases("""
+- [trace, change, change_us]
 # The other stream's kernel then sets the step: 50 us and a gap.
 - [two_streams, collectives=0, -250]
 - [two_streams, collectives=0.5, -150]
@@ -196,10 +192,9 @@ def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_p
 - [late_host, launches=0, -207]
 # Without the host's wait for room in the queue, twice the speed of the device is twice that of the step.
 - [full_queue, device=2x, -7200]
-"""),
-)
-def test_a_what_if_changes_the_step_as_the_graph_says(trace, change, change_us, tmp_path, capsys):
-    record = answer(capsys, PLANTED[trace].write(tmp_path / "t.json"), "--what_if", change)
+""")
+def test_a_what_if_changes_the_step_as_the_graph_says(trace, change, change_us, tmp_path, answered):
+    record = answered("kernels", PLANTED[trace].write(tmp_path / "t.json"), "--what_if", change)
     assert record["tables"]["what_if"][-1]["change_s"] * 1e6 == pytest.approx(change_us, rel=0.03, abs=4)
 
 
@@ -211,9 +206,8 @@ def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_mo
     assert all(-kernels.path_s <= change_s <= 1e-3 * kernels.path_s for change_s in kernels.what_if.values())
 
 
-@pytest.mark.parametrize(
-    ("trace", "change", "problem"),
-    rows("""
+@cases("""
+trace | change | problem
 two_streams | collectives=2GB | is no change; give collectives=F or =NGB/s
 two_streams | kind:gem=0 | did you mean gemm?
 two_streams | device=-1 | is no change
@@ -225,8 +219,7 @@ already_fused | attention=fused | changes nothing
 other_softmax | attention=fused | changes nothing
 other_softmax | attention=0 | changes nothing
 two_streams | kind:gemm=1 | changes nothing: the trace has none of it, or it is so already
-"""),
-)
+""")
 def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, refused):
     (line,) = refused("kernels", PLANTED[trace].write(tmp_path / "t.json"), "--what_if", change).splitlines()
     assert problem in line
@@ -234,14 +227,14 @@ def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, ref
 
 @pytest.mark.parametrize("trace", ["clocks_apart", "clocks_apart_without_steps"])
 @pytest.mark.parametrize("words", [[], ["--path"]])
-def test_clocks_that_disagree_are_read(words, trace, tmp_path, capsys):
-    assert answer(capsys, PLANTED[trace].write(tmp_path / "t.json"), *words)
+def test_clocks_that_disagree_are_read(words, trace, tmp_path, answered):
+    assert answered("kernels", PLANTED[trace].write(tmp_path / "t.json"), *words)
 
 
-def test_the_path_of_a_trace_without_steps_is_of_the_whole_trace_and_has_no_changes_that_are_unknown(tmp_path, capsys):
+def test_the_path_of_a_trace_without_steps_is_of_the_whole_trace_and_has_no_changes_that_are_unknown(tmp_path, printed):
     trace = HandWritten()
     trace.op("aten::mm", 0, 2000)
-    text = shown(capsys, trace.write(tmp_path / "t.json"), "--path")
+    text = printed("kernels", trace.write(tmp_path / "t.json"), "--path")
     assert "2.000 ms in the whole trace: gemm" in text
     assert "What if" not in text
 
@@ -268,28 +261,28 @@ def test_the_sentence_of_a_run_names_a_change_that_it_can_make():
     assert text == "launching takes 100.00 of 200.00 ms of the chain that sets the step; launches=0 would save 50.00 ms"
 
 
-def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler(tmp_path, capsys):
+def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler(tmp_path, printed, answered):
     # The host works for 10 us before the synchronize and for 210 us after it.
     folder = tmp_path / "run"
     make_run(folder, {}, {"profile.host_step_s": 110e-6})
     PLANTED["late_host"].write(folder / "trace.json.gz")
-    record = answer(capsys, folder, "--path")
+    record = answered("kernels", folder, "--path")
     assert (record["step_s"], record["unprofiled_step_s"]) == pytest.approx((500e-6, 400e-6))
-    text = flat(shown(capsys, folder, "--path"))
+    text = flat(printed("kernels", folder, "--path"))
     assert "0.400 ms per step with 0.110 ms of the host instead of 0.220" in text
 
 
-def test_half_the_layers_halve_the_operators_of_a_cpu_in_blocks(tmp_path, capsys):
+def test_half_the_layers_halve_the_operators_of_a_cpu_in_blocks(tmp_path, answered):
     make_run(tmp_path / "run", {})
     PLANTED["cpu"].write(tmp_path / "run" / "trace.json.gz")
-    record = answer(capsys, tmp_path / "run", "--what_if", "layers=0.5")
+    record = answered("kernels", tmp_path / "run", "--what_if", "layers=0.5")
     assert record["tables"]["what_if"][-1]["change_s"] == pytest.approx(-30e-6)
 
 
-def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
+def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, printed):
     write_ranks(tmp_path, LATE_RANK, 70_000)
     fused = tmp_path / "fused.json.gz"
-    shown(capsys, tmp_path, "--path", "--output", fused)
+    printed("kernels", tmp_path, "--path", "--output", fused)
     events = json.loads(gzip.decompress(fused.read_bytes()))["traceEvents"]
     ends = {event["ts"] + event["dur"] for event in events if "AllReduce" in event["name"]}
     assert max(ends) - min(ends) == pytest.approx(0, abs=1e-3)

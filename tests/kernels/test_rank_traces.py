@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import yaml
-from paths import GOLDEN
 from plain_sums import plain_sums
-from trace_events import HandWritten, answer, shown, write_ranks
+from tables import cases
+from trace_events import HandWritten, write_ranks
+
+from conftest import check_golden
 
 COLLECTIVES = {
     "all-reduce": {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
@@ -41,10 +42,10 @@ def write_rank(folder, rank, names=("all-reduce", "all-gather"), first_step=7, l
     return trace.write(folder / f"{rank}.json")
 
 
-def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
+def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, answered):
     paths = [write_rank(tmp_path, rank) for rank in (0, 1)]
-    record = answer(capsys, tmp_path)
-    assert record == answer(capsys, *reversed(paths))
+    record = answered("kernels", tmp_path)
+    assert record == answered("kernels", *reversed(paths))
     for row, path in zip(record["tables"]["ranks"], paths, strict=True):
         plain = plain_sums(path)
         assert row["comm_s"] == pytest.approx(plain["comm"] / 2)
@@ -61,9 +62,9 @@ def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
     assert (gathers["message_bytes"], gathers["bus_bytes_per_s"]) == (1200, pytest.approx(600 / 40e-6))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "matched"),
-    yaml.safe_load("""
+@cases(
+    """
+- [first, second, matched]
 # Recording began a step later.
 - [{}, {first_step: 8}, 2]
 # Collectives with numbers match whatever the steps are called.
@@ -73,12 +74,12 @@ def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
 # Messages match by their pair of ranks, not by number; without a pair they do not match.
 - [{names: &sent [point-to-point, point-to-point], Dst Rank: 1, Seq: 3, lasts: 0.5}, {names: *sent, Src Rank: 0}, 4]
 - [{names: *sent, Dst Rank: 1}, {names: *sent, Dst Rank: 0}, 0]
-"""),
+""",
     ids=str,
 )
-def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, capsys):
+def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, answered):
     paths = [write_rank(tmp_path, rank, **options) for rank, options in enumerate((first, second))]
-    record = answer(capsys, *paths)
+    record = answered("kernels", *paths)
     assert len(record["tables"].get("collectives", ())) == matched
     assert ("rank_wait_fraction" in record) == bool(matched)
     # A wait that is not known makes the sum of waits a least one, and the answer says so.
@@ -106,24 +107,24 @@ rank 1:
 
 # On clocks that differ, only the kernels' durations tell the wait.
 @pytest.mark.parametrize(("offset_us", "wait_us"), [(0, 60), (7_000, 70)])
-def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, capsys):
+def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, answered):
     write_ranks(tmp_path, GOES_ON, offset_us)
-    first, second = answer(capsys, tmp_path)["tables"]["ranks"]
+    first, second = answered("kernels", tmp_path)["tables"]["ranks"]
     assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(wait_us * 1e-6), 0)
     assert (second["delay_s"], second["last_count"]) == (pytest.approx(wait_us * 1e-6), 1)
 
 
-def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, capsys, monkeypatch):
+def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     for rank in (0, 1):
         write_rank(tmp_path, rank)
-    assert shown(capsys, ".") == (GOLDEN / "kernels_ranks.txt").read_text(encoding="utf-8")
+    check_golden("kernels_ranks.txt", printed("kernels", "."))
 
 
-def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, capsys):
+def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, printed):
     write_ranks(tmp_path, "{rank 0: [[op, aten::mm, 0, 5]], rank 1: [[op, aten::mm, 0, 5]]}")
-    assert "gloo's collectives run on the host" in shown(capsys, tmp_path)
+    assert "gloo's collectives run on the host" in printed("kernels", tmp_path)
 
 
 def test_a_trace_that_is_not_of_another_rank_is_refused(tmp_path, refused):

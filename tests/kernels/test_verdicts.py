@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
-from tables import rows
+from tables import cases
 from test_clocks import simulated
 from trace_events import planted
 
@@ -33,9 +32,8 @@ def twice(phases, *kernels):
     return trace
 
 
-@pytest.mark.parametrize(
-    ("phases", "kernels", "verdict", "words"),
-    yaml.safe_load("""
+@cases("""
+- [phases, kernels, verdict, words]
 - [{forward: [40, 36, 10]}, [k], host-bound, "40 launches, one every 40.0 us"]
 - [{forward: [5, 0, 900], optimizer: [400, 0, 3]}, [&adam void adam<float>(float*)], queued,
    a fused optimizer is one kernel]
@@ -50,8 +48,7 @@ def twice(phases, *kernels):
 - [*fast, [void softmax_warp_forward<float>(float*)], queued, a fused attention]
 - [*fast, ["void vectorized_elementwise_kernel<4>(int)"], queued, compile (torch.compile) fuses them]
 - [*fast, [triton_poi_fused_silu_1], queued, fused already]
-"""),
-)
+""")
 def test_the_advice_is_true_for_the_launches_and_kernels_of_a_phase(phases, kernels, verdict, words):
     clock = twice(phases, *kernels).examined().phases.loc[[*phases][-1]]
     assert clock.verdict == verdict
@@ -106,9 +103,8 @@ collective_before_idling:
 """)
 
 
-@pytest.mark.parametrize(
-    ("trace", "phase", "verdict", "words"),
-    rows("""
+@cases("""
+trace | phase | verdict | words
 late_first | optimizer | host-bound | 0.500 ms in host code
 stops | outside | host-bound | in cudaStreamSynchronize; fewer .item()
 long_stops | outside | host-bound | in host code
@@ -117,22 +113,19 @@ gaps | forward | stalled | short kernels with gaps between them
 collective | forward | communication-bound | 1.000 ms of ncclDevKernel_AllReduce
 collective_beside | forward | queued | bound by memory
 collective_before_idling | forward | stalled | 1.000 ms of ncclDevKernel_AllReduce
-"""),
-)
+""")
 def test_the_advice_names_what_the_device_waits_for(trace, phase, verdict, words):
     clock = WAITING[trace].examined().phases.loc[phase]
     assert clock.verdict == verdict
     assert words in clock.advice
 
 
-@pytest.mark.parametrize(
-    ("plan", "facts", "words"),
-    [
-        ([40, 36, 10], {"compile": {"is_enabled": True, "mode": "default"}}, "compile mode reduce-overhead"),
-        ([40, 36, 10], {"compile": {"is_enabled": True, "mode": "reduce-overhead"}}, "a larger batch gives each"),
-        ([40, 0, 100], {"precision": "32-true"}, "bf16-mixed or TF32 (--measure.matmul_precision high)"),
-    ],
-)
+@cases("""
+- [plan, facts, words]
+- [[40, 36, 10], {compile: {is_enabled: true, mode: default}}, compile mode reduce-overhead]
+- [[40, 36, 10], {compile: {is_enabled: true, mode: reduce-overhead}}, a larger batch gives each]
+- [[40, 0, 100], {precision: 32-true}, bf16-mixed or TF32 (--measure.matmul_precision high)]
+""")
 def test_advice_asks_for_nothing_that_the_run_does_already(tmp_path, plan, facts, words):
     phases = examine(run_folder(tmp_path, twice({"forward": plan}, "ampere_sgemm_128x64_tn"), **facts)).phases
     assert words in phases.advice["forward"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import yaml
+from tables import cases
 from trace_events import AUTOGRAD, MAIN, HandWritten
 
 
@@ -16,9 +16,8 @@ def paused(events, thread=MAIN):
     return trace.read(events)
 
 
-@pytest.mark.parametrize(
-    ("events", "cause", "call", "under", "wait_us", "calls"),
-    yaml.safe_load("""
+@cases("""
+- [events, cause, call, under, wait_us, calls]
 - [[[op, aten::cat, 60, 4930], [op, aten::empty, 70, 4910], [call, cudaFree, 100, 1200], [call, cudaFree, 1400, 1200],
     [call, cudaFree, 2700, 600], [call, cudaMalloc, 3400, 900]],
    allocating, cudaFree, under aten::cat in warm up, 3000, 3]
@@ -30,8 +29,7 @@ def paused(events, thread=MAIN):
    data, "", "", 4500, 2]
 - [[[op, aten::sort, 60, 4930], [op, aten::empty, 70, 4910]], host code, "", under aten::sort in warm up, 4930, 2]
 - [[[range, mine, 100, 3000]], host code, "", in mine, 3000, 1]
-"""),
-)
+""")
 def test_the_largest_cause_is_the_planted_one(events, cause, call, under, wait_us, calls):
     largest = paused(events).examined().waits.iloc[0]
     assert (largest.cause, largest.call, largest.under) == (cause, call, under)
@@ -44,9 +42,8 @@ def test_a_cause_on_autograds_thread_is_under_its_own_operator():
     assert trace.examined().waits.under.iloc[0] == "under aten::empty in warm up"
 
 
-@pytest.mark.parametrize(
-    ("functions", "events", "cause", "under"),
-    yaml.safe_load("""
+@cases("""
+- [functions, events, cause, under]
 - [["train.py(3): <module>", &user "my/audio.py(31): resample", "re.py(185): sub"], [],
    host code, &mine "in my/audio.py(31): resample"]
 - [[*user, &library "torchaudio/functional.py(12): resample", <built-in method sleep>], [], host code, *mine]
@@ -56,8 +53,7 @@ def test_a_cause_on_autograds_thread_is_under_its_own_operator():
    synchronizing, "under aten::item in my/audio.py(31): resample"]
 - [[*user], [[range, enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__, 70, 4900]], data, *mine]
 - [[*library], [[range, mine, 60, 4930]], host code, in mine]
-"""),
-)
+""")
 def test_the_innermost_function_in_the_users_files_names_a_pause(functions, events, cause, under):
     trace = paused(events)
     # Each function is inside the one before it.

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import json
-
 from planted_memory import planted_run, write, write_recording
 
-from lmbench.cli import main
 from lmbench.memory.blocks import CATEGORIES
 from lmbench.memory.difference import difference_answer, predicted_peak, recorded_peak
 from lmbench.memory.findings import examine
 from lmbench.memory.forecast import Forecast, PhasePeak
 
 
-def test_a_cut_history_and_compiled_regions_are_noted_before_any_table(tmp_path, capsys):
+def test_a_cut_history_and_compiled_regions_are_noted_before_any_table(tmp_path, printed):
     path = write_recording(tmp_path, planted_run(max_entries=40), max_entries=40)
     notes = path.with_name("memory_notes.json")
     notes.write_text(notes.read_text().replace("MmBackward0", "CompiledFunctionBackward"))
-    assert main(["memory", str(path)]) == 0
-    text = capsys.readouterr().out
+    text = printed("memory", path)
     assert text.startswith("WARN         the history is not complete: ")
     assert text.index("each compiled region is one operator") < text.index("At the peak")
 
 
-def test_two_peaks_are_compared_by_category_line_and_phase(tmp_path, capsys):
-    paths = [str(write(tmp_path / "a.pickle", planted_run().memory))]
+def test_two_peaks_are_compared_by_category_line_and_phase(tmp_path, answered, refused):
+    paths = [write(tmp_path / "a.pickle", planted_run().memory)]
     larger = planted_run()
     # At the end of the recording more is held than at its peak: by another line, in no phase.
     added = ("forward", "/home/someone/new.py", 7)
     larger.memory.alloc(400 << 20, (added,))
-    paths.append(str(write(tmp_path / "b.pickle", larger.memory)))
-    assert main(["memory", *paths, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    paths.append(write(tmp_path / "b.pickle", larger.memory))
+    answer = answered("memory", *paths)
     tables = answer["tables"]
     changes = {row["line"]: row["change_bytes"] for row in tables["changed_lines"]}
     assert changes["new.py:7"] == 400 << 20
     assert answer["change_bytes"] == sum(row["b_bytes"] - row["a_bytes"] for row in tables["changed_lines"])
     assert tables["changed_categories"][-1]["change_bytes"] == answer["change_bytes"]
-    assert main(["memory", *paths, paths[0]]) == 2
-    assert "two to compare; 3 given" in capsys.readouterr().err
+    assert "two to compare; 3 given" in refused("memory", *paths, paths[0])
 
 
 def test_a_recording_and_a_prediction_have_their_categories_in_common(tmp_path):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from fake_steps import in_fork
 from msgspec.structs import replace
-from paths import DATA
 from runs import make_run
+from tables import cases, stored
 
 from lmbench.campaign.planning import few_blocks
 from lmbench.errors import UsageError
@@ -169,9 +168,14 @@ def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
     assert (plan.best.is_checked, plan.best.reserved_bytes, next(reserved, None)) == (True, 399, None)
 
 
-@pytest.mark.parametrize(
-    ("missed_bytes", "best_bytes"), [([0], 399), ([1], 400), ([2], None), ([1, -1], 400), ([1, 1], None)]
-)
+@cases("""
+- [missed_bytes, best_bytes]
+- [[0], 399]
+- [[1], 400]
+- [[2], null]
+- [[1, -1], 400]
+- [[1, 1], null]
+""")
 def test_what_steps_reserved_above_their_predictions_is_expected_of_other_recipes_too(missed_bytes, best_bytes):
     fewer, more = FEW_BLOCKS
     times = [time_of("none", fewer, 4, fewer), time_of("none", more, 4, more), time_of("inputs", fewer, 4, 2 * fewer)]
@@ -189,7 +193,7 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 
 
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
-    measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
+    measured = stored("memory/plan_h200")
     blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
     untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1, "adding": 3})
     (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])
@@ -219,13 +223,18 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
     assert step.recipe not in points(failed=[step.recipe])
 
 
-@pytest.mark.parametrize(("room", "sizes"), [(10_000, {4, 2}), (360, {2, 1}), (1, {4, 2})])
+@cases("""
+- [room, sizes]
+- [10000, [4, 2]]
+- [360, [2, 1]]
+- [1, [4, 2]]
+""")
 def test_blocks_are_timed_in_the_two_largest_micro_batches_of_which_anything_fits(room, sizes):
     chains = [replace(CHAIN, batch_size=size, facts=FACTS._replace(entry=100 * size)) for size in (4, 2, 1)]
     plan = MemoryPlan(points_of([Recipe(4, 1)]), [], TargetGpu("a budget", room + CONTEXT_BYTES, 0), False, chains, 1)
     plan.points[0].options = {"data.batch_size": 4}
     runs = few_blocks(plan).values()
-    assert {run["data.batch_size"] for run in runs} == sizes
+    assert {run["data.batch_size"] for run in runs} == {*sizes}
     assert {run["measure.blocks"] for run in runs} == {*FEW_BLOCKS}
 
 

@@ -3,16 +3,16 @@ process, and a plain count."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from itertools import accumulate
 
 import pytest
-from recorded_memory import GOLDEN, foreign, printed, unpack
+from recorded_memory import foreign, unpack
 
-from lmbench.cli import main
 from lmbench.memory.findings import examine
+
+from conftest import check_golden
 
 SHARE = {"alloc": 1, "free_requested": -1}
 
@@ -62,9 +62,11 @@ def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
     assert findings.summary.residual_computed_bytes == 4 * 512 * 768 * 4
 
 
-def test_the_tables_are_the_golden_file_and_fit_80_columns(run):
-    text = printed(run.parent)
-    assert text == GOLDEN.read_text(encoding="utf-8"), "python tests/support/recorded_memory.py writes it anew"
+def test_the_tables_are_the_golden_file_and_fit_80_columns(run, printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(run.parent)
+    text = printed("memory", "recorded", "--all")
+    check_golden("memory_history.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -102,15 +104,13 @@ def test_a_history_that_ran_out_of_memory_in_a_forward_has_right_categories(tmp_
     assert "gradients" not in sizes
 
 
-def test_without_a_history_what_was_held_is_shown(tmp_path, capsys):
+def test_without_a_history_what_was_held_is_shown(tmp_path, printed, answered):
     path = foreign(tmp_path, "none")
     segments = pickle.loads(path.read_bytes())["segments"]
     held = sum(block["size"] for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
-    assert main(["memory", str(path)]) == 0
     assert re.match(
         ".*the history is not complete: it has no history.* held at the end: workspaces 66.0 MiB.*aten::mm.*",
-        capsys.readouterr().out, re.DOTALL,
+        printed("memory", path), re.DOTALL,
     )  # fmt: skip
-    assert main(["memory", str(path), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered("memory", path)
     assert (answer["entries"], answer["peak"]["allocated_bytes"]) == (0, held)

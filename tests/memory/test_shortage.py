@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from planted_memory import planted_run, write_recording
 from runs import ended, make_run
 from torch import nn
 
-from lmbench.cli import main
 from lmbench.memory import plan
 from lmbench.memory.answer import shortage_answer
 from lmbench.memory.chain import Chain, ChainFacts
@@ -74,18 +71,16 @@ def test_a_run_whose_configuration_may_run_code_is_not_planned(tmp_path):
     assert reason.startswith("model.attention may run code; if you trust it: lmbench memory --config")
 
 
-def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, capsys):
+def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, printed, answered):
     out_of_memory(tmp_path)
     write_recording(tmp_path / "run", planted_run())
-    assert main(["memory", str(tmp_path / "run")]) == 0
-    out = capsys.readouterr().out
+    out = printed("memory", tmp_path / "run")
     words = (
         "2.00 GiB more in forward, with 0.50 GiB free", "parameters 4.00 GiB, gradients 4.00 GiB",
         "batch 48 x 2, recomputed: first 5 blocks, keep matmuls", "0.25 GiB in backward of step 7",
     )  # fmt: skip
     assert sorted(words, key=out.index) == list(words)
-    assert main(["memory", str(tmp_path / "run"), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered("memory", tmp_path / "run")
     assert answer["sections"][0]["peak"]["allocated_bytes"] == 252 << 20
     assert answer["shortage"]["refused"]["allocated_bytes"] == 137 * GIB
     assert answer["fitting"][0]["reserved_bytes"] == 134 * GIB

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fit_process import bench
-from tables import flat, rows
+from tables import cases, flat
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -160,17 +160,15 @@ def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own()
         checked("only_tens", size=Size(1, 1, 41, 16))
 
 
-WRONG = """
+@cases("""
+function | line
 writes_to_k_afterwards | in the gradient of [qkv]
 scaled | in the output at batch
 never_causal | in the output at .*, causal
 forgets_the_last_block | in the output at .*seq (100|129|77|193|40)
 wrong_gradient | in the gradient of k at
 nan | is off by inf in the
-"""
-
-
-@pytest.mark.parametrize(("function", "line"), rows(WRONG))
+""")
 def test_a_wrong_function_is_incorrect_in_its_output_or_else_in_a_gradient(function, line):
     with pytest.raises(UsageError, match=line) as caught:
         checked(function, torch.bfloat16)
@@ -184,7 +182,8 @@ def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_a
         checked("takes_v_for_contiguous", is_strided=True)
 
 
-NO_ATTENTION = r"""
+@cases(r"""
+function | line
 two_arguments | is called with \(query, key, value, is_causal=...\), .*: too many positional
 one_head | returned a tensor of shape \(2, 1, 40, 16\), .* where q has shape \(2, 2, 40, 16\)
 detached | gives q no gradient, .*; it must be differentiable
@@ -193,10 +192,7 @@ fails_in_backward | raised at test_attention_check.py:\d+ in backward, .*: no ba
 number | 1 is not a callable object
 fusd | module test_attention_check has no fusd; did you mean test_attention_check:fused?
 no such | module test_attention_check has no no such
-"""
-
-
-@pytest.mark.parametrize(("function", "line"), rows(NO_ATTENTION))
+""")
 def test_a_function_that_is_not_attention_is_refused_in_one_line(function, line):
     with pytest.raises(UsageError, match=line):
         checked(function)

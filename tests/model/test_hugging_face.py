@@ -8,16 +8,15 @@ import sys
 
 import pytest
 import torch
-import yaml
 from fit_process import bench, measure_here
-from paths import DATA
 from strangers import TokenModel
+from tables import stored
 
 import lmbench
 
 transformers = pytest.importorskip("transformers")
 
-KNOWN = yaml.safe_load((DATA / "hugging_face.yaml").read_text())
+KNOWN = stored("hugging_face")
 LLAMA, GPT2 = KNOWN["llama"], KNOWN["gpt2"]
 
 

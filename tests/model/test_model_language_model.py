@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from tables import cases
 
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
@@ -44,10 +45,13 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop
     assert torch.equal(model.training_step(next(iter(data().train_dataloader())), 0), loss)
 
 
-@pytest.mark.parametrize(
-    ("variant", "fused", "foreach"),
-    [(None, True, None), ("fused", True, None), ("foreach", None, True), ("loop", False, False)],
-)
+@cases("""
+- [variant, fused, foreach]
+- [null, true, null]
+- [fused, true, null]
+- [foreach, null, true]
+- [loop, false, false]
+""")
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, fused, foreach):
     settings = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}

@@ -8,6 +8,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from tables import cases
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -97,19 +98,17 @@ def recomputing(network, settings):
     return nullcontext() if settings is None else recompute_in_place(network, RecomputeOptions(**settings))
 
 
-@pytest.mark.parametrize(
-    ("choices", "recompute", "compiled"),
-    [
-        ({"fused": True}, None, False),
-        ({"fused": "qkv"}, None, False),
-        ({"is_chunked": True}, None, False),
-        ({"residual_dtype": "bfloat16"}, None, False),
-        ({}, {}, False),
-        ({}, {"group": 2, "nested": True}, False),
-        ({}, {}, True),
-        ({"fused": True, "is_chunked": True, "residual_dtype": "bfloat16"}, {"keep": "matmuls"}, True),
-    ],
-)
+@cases("""
+- [choices, recompute, compiled]
+- [{fused: true}, null, false]
+- [{fused: qkv}, null, false]
+- [{is_chunked: true}, null, false]
+- [{residual_dtype: bfloat16}, null, false]
+- [{}, {}, false]
+- [{}, {group: 2, nested: true}, false]
+- [{}, {}, true]
+- [{fused: true, is_chunked: true, residual_dtype: bfloat16}, {keep: matmuls}, true]
+""")
 def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, recompute, compiled):
     def run(autocast, compiled, recompute, **choices):
         torch.manual_seed(0)

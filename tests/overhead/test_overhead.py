@@ -18,7 +18,7 @@ import torch
 from fit_process import run_here
 from msgspec.structs import replace
 from strangers import Data, Regression
-from tables import rows
+from tables import cases, rows
 from torch.utils.data import DataLoader
 
 from lmbench.cli import main
@@ -153,10 +153,12 @@ def test_the_harness_costs_its_pauses_too(monkeypatch, tmp_path):
     assert measure_arm("harness", [], tmp_path) == replace(BARE, step_s=pytest.approx(0.010))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"first_loss": 4.1}, "first loss"), ({"first_loss": None}, "first loss"), ({"steps": 9}, "9 steps where bare")],
-)
+@cases("""
+- [change, message]
+- [{first_loss: 4.1}, first loss]
+- [{first_loss: null}, first loss]
+- [{steps: 9}, 9 steps where bare]
+""")
 def test_arms_that_did_different_work_are_not_compared(change, message):
     with pytest.raises(ProcessFailed, match=message):
         pair_of("harness", 0, BARE, replace(BARE, **change))
@@ -189,10 +191,9 @@ def test_running_out_of_memory_is_one_line_and_an_exit_code(capsys):
     assert (out, err.splitlines()[-1].startswith("lmbench: overhead: harness: ")) == ("", True)
 
 
-def test_the_harness_and_a_bare_loop_are_measured_in_turns(monkeypatch, capsys):
+def test_the_harness_and_a_bare_loop_are_measured_in_turns(monkeypatch, answered):
     monkeypatch.setattr("lmbench.overhead.ARMS", {"bare": "", "harness": ""})
-    assert main(["overhead", "--rounds=2", "--json", *TINY, "--measure.steps=6"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered("overhead", "--rounds=2", *TINY, "--measure.steps=6")
     assert [(pair["round"], pair["arm"]) for pair in answer["measurements"]] == [(0, "harness"), (1, "harness")]
     assert all(pair["turns"] >= 3 and pair["bare_s"] > 0 for pair in answer["measurements"])
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from paths import DATA
+from tables import stored
 
 from lmbench.records.codec import DamagedRecord, decode_run, decode_step, encode_run, encode_step
 from lmbench.records.measured import Guard
@@ -25,7 +24,7 @@ def _json(**parts):
 @pytest.mark.parametrize(
     ("parts", "line"),
     [
-        *yaml.safe_load((DATA / "damaged_records.yaml").read_text()),
+        *stored("damaged_records"),
         ({"config": {"n": 10**400}}, "it has a number of more than 64 bits"),
         ({"config": {"deep": json.loads("[" * 200 + "]" * 200)}}, "nested too deeply"),
     ],

@@ -8,8 +8,8 @@ import math
 import msgspec
 import pytest
 import yaml
-from paths import DATA
 from runs import BASE, put
+from tables import stored
 
 from lmbench.records.codec import as_dict
 from lmbench.records.guards import evaluate_guards
@@ -19,7 +19,7 @@ from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import Stage
 
 TIMES = [0.1 * (1 + 0.001 * (step * 7 % 3)) for step in range(20)]
-CASES = yaml.safe_load((DATA / "guards.yaml").read_text())
+CASES = stored("guards")
 FAULTS = CASES["faults"]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import tracemalloc
 
 import pytest
-import yaml
+from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_run
@@ -34,19 +34,17 @@ def _append(folder, data):
     return [step.step for step in run.steps], run.damage
 
 
-@pytest.mark.parametrize(
-    ("data", "steps", "damage"),
-    [
-        *yaml.safe_load(r"""
+@cases(
+    r"""
+- [data, steps, damage]
 # A last line that is torn, that is torn within a letter, that lacks its newline; a torn line in the middle; other data.
 - ['{"step": 2, "loss', [0, 1], null]
 - ["{\"step\": 2, \"note\": \"\xc3", [0, 1], null]
 - ['{"step": 2}', [0, 1, 2], null]
 - ["{\"step\": 2,\n{\"step\": 3}\n", [0, 1, 3], "unreadable lines: 1, the first is line 3"]
 - ["\0\n\xff\n{\"step\": 3}\n", [0, 1, 3], "unreadable lines: 2, the first is line 3"]
-"""),
-        ("[" * 100_000 + "\n", [0, 1], "unreadable lines: 1, the first is line 3"),
-    ],
+""",
+    ("[" * 100_000 + "\n", [0, 1], "unreadable lines: 1, the first is line 3"),
 )
 def test_a_torn_last_line_is_ignored_and_any_other_unreadable_line_is_damage(folder, data, steps, damage):
     assert _append(folder, data.encode("latin-1")) == (steps, damage and f"steps.jsonl: {damage}")
@@ -83,17 +81,15 @@ def test_other_folders_and_results_of_another_version_are_refused(folder, tmp_pa
         load_run(folder.path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "outcome"),
-    yaml.safe_load("""
+@cases("""
+- [changes, outcome]
 - [{}, running]
 - [{boot_id: 00000000-0000-0000-0000-000000000000}, killed]
 # A process id that was used again, none, and one without a process.
 - [{process_start_s: 0.01}, killed]
 - [{pid: null}, killed]
 - [{pid: 4194305}, killed]
-"""),
-)
+""")
 def test_a_run_is_running_while_its_process_lives_and_killed_once_it_is_gone(folder, changes, outcome):
     pid, boot, start_s = process_identity()
     identity = {"pid": pid, "boot_id": boot, "process_start_s": start_s, **changes}

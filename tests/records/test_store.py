@@ -7,7 +7,7 @@ import json
 from unittest.mock import Mock
 
 import pytest
-import yaml
+from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.records import store
@@ -18,9 +18,8 @@ from lmbench.records.store import RunFolder
 
 
 # Tests may run as root, which can write everywhere except in the kernel's own file systems.
-@pytest.mark.parametrize(
-    ("folder", "run_id", "problem"),
-    yaml.safe_load("""
+@cases("""
+- [folder, run_id, problem]
 - [., "", only letters]
 - [., .., only letters]
 - [., a/b, only letters]
@@ -29,8 +28,7 @@ from lmbench.records.store import RunFolder
 - [file, null, a file stands in the way]
 - [file/below, null, cannot be written]
 - [/proc/results, null, "results folder '.*' cannot be written: .*; choose another one"]
-"""),
-)
+""")
 def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path, folder, run_id, problem):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=problem):

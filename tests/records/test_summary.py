@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import yaml
 from scipy import stats
+from tables import cases
 
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard, RankRecord
@@ -104,15 +104,13 @@ def test_a_run_that_is_completed_again_has_each_guard_once_and_those_of_observer
     assert (run.guards, run.guards[-1]) == (guards, mine)
 
 
-@pytest.mark.parametrize(
-    ("turns", "expected"),
-    yaml.safe_load("""
+@cases("""
+- [turns, expected]
 - [[0, 0, 0, 1, 1, 2], [2.0, 4.5, 6.0]]
 # Single steps in turn, and the rest of the window without the other process.
 - [[0, 1, 2, 2, 2], [1.0, 2.0, 4.0]]
 - [[null, null], null]
-"""),
-)
+""")
 def test_a_turn_of_several_steps_has_their_trimean(turns, expected):
     steps = [_step(step, step_s=float(step)) for step in range(1, len(turns) + 1)]
     for step, turn in zip(steps, turns, strict=True):
@@ -131,9 +129,8 @@ def test_moments_and_quantiles_have_their_own_fields():
     assert (summary.std_s, summary.cv_fraction) == pytest.approx((std, std / summary.mean_s))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "times", "late"),
-    yaml.safe_load("""
+@cases("""
+- [strategy, times, late]
 # Data, forward, backward and step of each rank; late: rank, phase and wait.
 - [ddp, [[1, 10, 25, 36], [1, 15, 20, 36]], [1, forward, 5]]
 - [ddp, [[4, 10, 22, 36], [1, 10, 25, 36], [1, 10, 25, 36]], [0, data, 3]]
@@ -143,8 +140,7 @@ def test_moments_and_quantiles_have_their_own_fields():
 - [ddp, [[1, 10, 25, 36], [1, 15, 25, 41]], []]
 - [fsdp2, [[1, 10, 25, 36], [1, 15, 20, 36]], []]
 - [ddp, [[1, 10, 25, 36]], []]
-"""),
-)
+""")
 def test_the_rank_that_others_wait_for_is_found_by_the_phases_before_they_meet(strategy, times, late):
     names = ("data", "forward", "backward", "step")
     run = RunRecord(SCHEMA_VERSION, "ok", config={"trainer": {"strategy": strategy}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tables import cases
 
 from lmbench.records.endurance import Saving, leak_limit
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -16,16 +17,14 @@ COUNT = 120
 NOISE = np.random.default_rng(0).normal(0, 1, COUNT)
 
 
-@pytest.mark.parametrize(
-    ("mb_per_step", "end", "jump_mb", "noise_mb", "leaks"),
-    [
-        (31, 120, 0, 5, True),
-        (31, 50, 0, 5, False),
-        (0, 120, 400, 1, False),
-        (0, 120, 0, 5, False),
-        (0.002, 120, 0, 0, False),
-    ],
-)
+@cases("""
+- [mb_per_step, end, jump_mb, noise_mb, leaks]
+- [31, 120, 0, 5, true]
+- [31, 50, 0, 5, false]
+- [0, 120, 400, 1, false]
+- [0, 120, 0, 5, false]
+- [0.002, 120, 0, 0, false]
+""")
 def test_memory_that_grows_to_the_end_leaks_by_so_much_a_step(mb_per_step, end, jump_mb, noise_mb, leaks):
     numbers = np.arange(COUNT)
     host_bytes = MB * (mb_per_step * numbers.clip(max=end) + jump_mb * (numbers > 55) + noise_mb * NOISE)
@@ -47,7 +46,12 @@ def saved(slower, blocked_s):
     return steps
 
 
-@pytest.mark.parametrize(("slower", "blocked_s"), [(0.1, 0.02), (0.0, 0.2), (4.0, 0.0001)])
+@cases("""
+- [slower, blocked_s]
+- [0.1, 0.02]
+- [0.0, 0.2]
+- [4.0, 0.0001]
+""")
 def test_a_planted_interference_and_the_cost_of_saving_lie_in_their_intervals(slower, blocked_s):
     run = RunRecord(SCHEMA_VERSION, "ok", saving=Saving(checkpoint_bytes=10**9, written_s=0.5))
     saving_of(saved(slower, blocked_s), run.saving)

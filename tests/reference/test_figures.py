@@ -120,7 +120,7 @@ def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path, p
 
 
 def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_reference_for_them(
-    tmp_path, capsys, printed
+    tmp_path, capsys, answered
 ):
     arms = [{"arm": "bare", "step_s": 0.1}, {"arm": "harness", "step_s": 0.1004, "over_bare_s": 0.0004}]
     notes = [["repeat", "lmbench overhead small_fp32"]]
@@ -131,7 +131,7 @@ def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_re
     assert "lmbench overhead small_fp32" in page
     assert without_row(page, rows) == set()
     capsys.readouterr()
-    answer = json.loads(printed("report", tmp_path / "precision", "--reference", tmp_path / "h9.csv", "--json"))
+    answer = answered("report", tmp_path / "precision", "--reference", tmp_path / "h9.csv")
     assert not [key for key in answer["tables"]["cells"][0] if "no GPU named" in key]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-import yaml
+from tables import cases
 
 from lmbench.report.facts import strategy_text
 
-#: The words for a strategy, its class, and its options.
-STRATEGIES = yaml.safe_load("""
+
+# The words for a strategy, its class, and its options.
+@cases("""
+- [words, class_path, options]
 - [ddp, lightning.pytorch.strategies.DDPStrategy,
    &usual {timeout: "0:30:00", start_method: popen, process_group_backend: null}]
 - [ddp (find_unused_parameters true), lightning.pytorch.strategies.DDPStrategy,
@@ -20,9 +21,6 @@ STRATEGIES = yaml.safe_load("""
 - [fsdp2 (tensor_parallel_size auto), lmbench.ModelParallel, {tensor_parallel_size: auto}]
 - [Ring, mine.RingStrategy, null]
 """)
-
-
-@pytest.mark.parametrize(("words", "class_path", "options"), STRATEGIES)
 def test_a_strategy_is_its_name_and_the_options_that_somebody_set(words, class_path, options):
     strategy = {"class_path": class_path, "init_args": options}
     assert strategy_text(strategy) == words

@@ -9,8 +9,8 @@ import json
 import re
 
 import pytest
-import yaml
 from markdown_it import MarkdownIt
+from tables import cases
 
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.console import make_console, shortened
@@ -138,14 +138,12 @@ WIDE = Table(
 )
 
 
-@pytest.mark.parametrize(
-    ("width", "left_out", "rows"),
-    yaml.safe_load("""
+@cases("""
+- [width, left_out, rows]
 - [60, "", [[one, "8", "123.45", results/20261124T0347, slower]]]
 - [50, result, [[one, "8", "123.45", slower]]]
 - [22, result, [[one, "8", "123.45"], [one, slower]]]
-"""),
-)
+""")
 def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below(width, left_out, rows):
     text = screen(WIDE, width)
     assert max(map(len, text.splitlines())) <= width
@@ -186,16 +184,14 @@ def test_an_encoding_without_the_signs_is_no_error():
     assert raw.getvalue() == b"443 ? 112 ? ? ?\n"
 
 
-@pytest.mark.parametrize(
-    ("mean_s", "std_s", "text"),
-    yaml.safe_load("""
+@cases("""
+- [mean_s, std_s, text]
 - [0.44321, 0.1125, 443 ± 112]
 - [0.05059, 0.0, 50.59 ± 0.00]
 - [0.002, 0.000004, 2.000 ± 0.004]
 - [2.5, 0.01, "2,500 ± 10"]
 - [0.02, null, "20.00"]
-"""),
-)
+""")
 def test_digits_follow_the_spread(mean_s, std_s, text):
     assert mean_and_std(mean_s, std_s) == text
 

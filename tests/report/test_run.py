@@ -6,10 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 from fit_process import QUICK
 from paths import RUNS
-from tables import flat
+from tables import cases, flat
 
 from lmbench.records.codec import decode_run, encode_run
 from lmbench.records.input_pipeline import InputPipeline
@@ -93,14 +92,12 @@ def test_no_step_is_input_bound_by_less_than_nothing(resident_s, words):
     assert words in flat(shown(run))
 
 
-@pytest.mark.parametrize(
-    ("fraction", "causal_fraction", "source", "words"),
-    yaml.safe_load("""
+@cases("""
+- [fraction, causal_fraction, source, words]
 - [1.342, 1.2, a datasheet, "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an"]
 - [-0.5, 0.455, a datasheet, "MFU none: it would be -50.0% of the peak, which no device reaches"]
 - [0.473, 0.455, a datasheet; elsewhere 2382 or 2500, "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"]
-"""),
-)
+""")
 def test_an_mfu_that_cannot_be_is_refused_and_a_disputed_peak_stands_beside_it(
     fraction, causal_fraction, source, words
 ):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import pytest
-import yaml
-from paths import DATA
 from report_golden import make_attention
 from runs import make_sweep, section_of, table_rows
+from tables import cases, stored
 
 from lmbench.catalogue import make_catalogue
 from lmbench.reference import FOLDER
@@ -24,15 +22,13 @@ def tables_of(home, view=None):
     return list(section_of(home, view=view).tables)
 
 
-@pytest.mark.parametrize(
-    ("repeats", "spread", "forward", "backward"),
-    yaml.safe_load("""
+@cases("""
+- [repeats, spread, forward, backward]
 - [3, 0.0, "same: flex, eager; sdpa, eager [1]", "naive, compiled"]
 - [3, 0.5, "same: flex, eager; sdpa, eager [1]", "undecided: naive, compiled; sdpa, eager [1]"]
 - [2, 0.0, "undecided: flex, eager; sdpa, eager; naive, compiled; naive, eager [1]",
    "undecided: naive, compiled; sdpa, eager; naive, eager; flex, eager [1]"]
-"""),
-)
+""")
 def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_processes_undecided(
     repeats, spread, forward, backward, tmp_path
 ):
@@ -53,7 +49,7 @@ def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path
 
 # published figures
 
-PUBLISHED = yaml.safe_load((DATA / "published.yaml").read_text())
+PUBLISHED = stored("published")
 CELLS = PUBLISHED["cells"]
 
 
@@ -71,12 +67,12 @@ def test_a_published_figure_stands_only_beside_cells_that_it_can_be_compared_wit
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
 
 
-def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, printed):
+def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, printed, answered):
     mine = make_sweep(tmp_path / "mine", [{"trainer.precision": name} for name in ("32-true", "bf16-mixed")])
     theirs = tmp_path / "theirs.csv"
     printed("report", mine, "--format=csv", f"--output={theirs}")
     theirs.write_text(theirs.read_text().replace("bf16-mixed", "16-mixed"))
-    same, other = json.loads(printed("report", mine, "--reference", theirs, "--json"))["tables"]["cells"]
+    same, other = answered("report", mine, "--reference", theirs)["tables"]["cells"]
     for name in ("step_s", "step_std_s", "tokens_per_s", "peak_bytes"):
         assert same[f"reference {same['gpu']}: {name}"] == same[name]
     assert other.get(f"reference {same['gpu']}: step_s") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from runs import make_sweep
-from tables import rows
+from tables import cases, rows
 
 from lmbench.catalogue import make_catalogue
 from lmbench.records.schema import fields
@@ -78,10 +78,9 @@ loss.last | last loss | nat
         assert (column.title, column.unit.word) == (title, unit)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "message"),
-    [
-        *rows("""
+@cases(
+    """
+right | wrong | message
 title: Power and heat | titel: Power and heat | unknown field 'titel'; allowed: title,
 columns: [device_state.mean_power_w | colums: [device_state.mean_power_w | 'colums'; allowed: title, columns,
 device_state.mean_power_w, | device_state.mean_powr_w, | did you mean device_state.mean_power_w?
@@ -103,9 +102,8 @@ rows: [size, batch] | rows: 3 | tables[0].rows: expected a list such as [a, b], 
 phases.step.p95_s | phases.step.p98_s | `lmbench guide columns` has all
 repeats: 2 | repeats: [2] | repeats: expected a whole number, got a list such as [a, b]
 repeats: 2 | environments: {now: {pyhton: x}} | allowed: python, revision, variables; did you mean python?
-"""),
-        ("view:\n", "view: 5\nviews:\n", "unknown field 'views'; allowed: base,"),
-    ],
+""",
+    ("view:\n", "view: 5\nviews:\n", "unknown field 'views'; allowed: base,"),
 )
 def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, refused):
     assert right in STUDY

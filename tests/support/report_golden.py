@@ -1,7 +1,4 @@
-"""The golden tables of `lmbench report`: what each case writes to the disk, and the words that show it.
-
-`python tests/support/report_golden.py` writes the files in golden/ anew; read the difference before you keep it.
-"""
+"""The golden tables of `lmbench report`: what each case writes to the disk, and the words that show it."""
 
 from __future__ import annotations
 
@@ -9,15 +6,9 @@ import copy
 import itertools
 import json
 import random
-import tempfile
-from contextlib import redirect_stdout
-from io import StringIO
-from pathlib import Path
 
-from paths import GOLDEN, RUNS
+from paths import RUNS
 from runs import DEVICE_BYTES, ended, make_run, make_sweep
-
-from lmbench.cli import main
 
 MODES = ["inference", "forward", "forward_backward", "train_step"]
 PROFILED = {"trainer.profiler": "lmbench.KernelProfiler", "model.attention": "naive", "trainer.precision": "32-true"}
@@ -239,17 +230,3 @@ CASES = {
         compiled, step_times, precision, any_sweep, unrelated, kernels, memory, attention, attention_backends,
     )
 }  # fmt: skip
-
-
-def render(words, folder):
-    """Standard output of `lmbench report`, the folder's own path taken out."""
-    with redirect_stdout(StringIO()) as stream:
-        assert main(["report", *words, "--format=markdown"]) == 0
-    return stream.getvalue().replace(str(folder.resolve()), "FOLDER").replace(str(folder), "FOLDER")
-
-
-if __name__ == "__main__":
-    for name, case in CASES.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            text = render(case(Path(scratch)), Path(scratch))
-        (GOLDEN / f"report_{name}.md").write_text(text, encoding="utf-8")

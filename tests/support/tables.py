@@ -1,6 +1,10 @@
-"""Cases that are words, as a table in the test's text; and text without the line breaks of a screen."""
+"""Cases as a table in the test's text or in a file; and text without the line breaks of a screen."""
 
 from __future__ import annotations
+
+import pytest
+import yaml
+from paths import DATA
 
 
 def rows(text):
@@ -9,6 +13,18 @@ def rows(text):
     lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
     cells = [["" if (cell := part.strip()) == "-" else cell for part in line.split(" | ")] for line in lines]
     return [row[0] if len(row) == 1 else row for row in cells]
+
+
+def cases(table, *more, **options):
+    """Parametrize a test by a table, whose first row names the arguments: of words as `rows` reads them, or in YAML,
+    whose rows are lists of values of any kind. `more` are rows in Python; `options` are those of pytest's mark."""
+    names, *values = yaml.safe_load(table) if table.lstrip().startswith("- [") else rows(table)
+    return pytest.mark.parametrize(names, [*values, *more], **options)
+
+
+def stored(name):
+    """What a YAML file of the tests' data holds."""
+    return yaml.safe_load((DATA / f"{name}.yaml").read_text())
 
 
 def flat(text):

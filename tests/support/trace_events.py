@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import yaml
 from paths import TRACES
 
-from lmbench.cli import main
 from lmbench.kernels.findings import examine, examine_trace
 from lmbench.kernels.trace import load_trace
 
@@ -21,17 +20,6 @@ MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
 def examined(name):
     """The findings of a recorded trace, which tests share."""
     return examine(TRACES / name / "trace.json.gz")
-
-
-def shown(capsys, *words):
-    """The output of `lmbench kernels`."""
-    assert main(["kernels", *map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def answer(capsys, *words):
-    """The figures of `lmbench kernels`."""
-    return json.loads(shown(capsys, *words, "--json"))
 
 
 class HandWritten:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from simulated_cells import SimulatedServers, records, sweep
+from tables import cases
 
 from lmbench.errors import ExitCode
 from lmbench.records.store import RunFolder
@@ -65,9 +66,8 @@ def test_the_output_of_a_process_is_kept_without_secrets(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("sim/runs/.*.log"))
 
 
-@pytest.mark.parametrize(
-    ("code", "endings"),
-    yaml.safe_load("""
+@cases("""
+- [code, endings]
 - [OK, [ok, oom, ok]]
 - [OUT_OF_MEMORY, [oom, oom, oom]]
 - [INTERNAL, [ok, error, error]]
@@ -76,8 +76,7 @@ def test_the_output_of_a_process_is_kept_without_secrets(tmp_path, monkeypatch):
 - [INTERNAL, [ok, stopped, no server]]
 - [USAGE, [guard, usage, ok]]
 - [GUARD_FAILED, [guard, oom, ok]]
-"""),
-)
+""")
 def test_a_sweep_ends_with_the_code_of_its_failed_runs_and_running_out_of_memory_is_a_result(endings, code, tmp_path):
     assert sweep(tmp_path, by_layers(*endings), {**GRID, "repeats": 1}).exit_code == ExitCode[code]
     outcomes = [run.outcome for _, run in sorted(records(tmp_path).items())]

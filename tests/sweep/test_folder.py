@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from simulated_cells import SimulatedServers, sweep
+from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.python_process import SWEEP
@@ -39,15 +40,13 @@ def write_running(run, pid, start_s):
     (run / "run.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize(
-    ("mark", "knows_start", "told"),
-    yaml.safe_load("""
+@cases("""
+- [mark, knows_start, told]
 - [null, false, null]
 - [null, true, "was not started by this folder's sweep, and goes on"]
 - [other, true, "was not started by this folder's sweep, and goes on"]
 - [sim, true, was ended]
-"""),
-)
+""")
 def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_started_it(
     mark, knows_start, told, run, tmp_path, capsys
 ):

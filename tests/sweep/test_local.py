@@ -15,8 +15,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
-import yaml
 from paths import ROOT
+from tables import cases
 from waiting import wait_for
 
 from lmbench.records.process import process_start_s
@@ -135,9 +135,8 @@ def test_a_run_ends_also_with_more_names_of_modules_than_a_pipe_takes(machine):
     assert machine.printed("'served on'") == ["served", "on"]
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code", "last_line"),
-    yaml.safe_load("""
+@cases("""
+- [code, exit_code, last_line]
 - [1 / 0, 1, "ZeroDivisionError: division by zero"]
 - [sys.exit('no'), 1, "no"]
 - ["import threading; threading.Timer(0.1, print, ['waited for']).start()", 0, waited for]
@@ -145,8 +144,7 @@ def test_a_run_ends_also_with_more_names_of_modules_than_a_pipe_takes(machine):
 - ["from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1);\
     pool.submit(print, 'pooled').result()", 0, pooled]
 - ["print('dies', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", -11, dies]
-"""),
-)
+""")
 def test_a_fork_ends_like_a_new_python(code, exit_code, last_line, shared):
     end = shared.end(code)
     assert (end.code, end.signal_name) == (exit_code, "SIGSEGV" if exit_code < 0 else None)

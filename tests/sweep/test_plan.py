@@ -6,7 +6,7 @@ import re
 
 import pytest
 import yaml
-from tables import rows
+from tables import cases
 
 from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
@@ -18,8 +18,9 @@ def cells(text):
     return make_plan("x", sweep_from(yaml.safe_load(text))).cells
 
 
-#: Files with a mistake, and a part of the message about it.
-MISTAKES = rows("""
+# Files with a mistake, and a part of the message about it.
+@cases("""
+text | message
 {matrix: {a: [{3: 1}]}} | option 3: name one such as data.batch_size
 {base: {config: []}, matrix: {a.b: [1]}} | config takes a name or a path
 [1, 2] | expected a mapping such as {a: 1}, got a list such as [a, b]
@@ -50,9 +51,6 @@ matrix: {model.hf_token: [a, b]} | looks like a secret, and cells go by what dif
 {matrix: {a.b: [1]}, largest: a.b} | largest: a.b is an axis of this sweep
 {modes: [forward], base: {a.b: many}, largest: a.b} | begins at 'many' in base; it must be a whole number
 """)
-
-
-@pytest.mark.parametrize(("text", "message"), MISTAKES)
 def test_a_mistake_is_reported_in_one_line(text, message):
     with pytest.raises(UsageError) as raised:
         cells(text)
@@ -60,9 +58,8 @@ def test_a_mistake_is_reported_in_one_line(text, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "axes"),
-    yaml.safe_load("""
+@cases("""
+- [text, axes]
 # The last axis varies fastest, and modes follow the matrix.
 - ["matrix: {a.b: [1, 2], c.d: [x, y]}, modes: [forward]",
    [[1, x, forward], [1, "y", forward], [2, x, forward], [2, "y", forward]]]
@@ -72,8 +69,7 @@ def test_a_mistake_is_reported_in_one_line(text, message):
 # Exclude takes lists, and include adds cells with options of their own.
 - ["matrix: {a.b: [1, 2, 3], c.d: [x, y]}, exclude: [{a.b: [2, 3], c.d: y}], include: [{a.b: 9, e.f: z}]",
    [[1, x], [1, "y"], [2, x], [3, x], [9, z]]]
-"""),
-)
+""")
 def test_cells_are_the_grid_without_excluded_points_and_with_included_ones(text, axes):
     assert [[*cell.axes.values()] for cell in cells(f"{{{text}}}")] == axes
 
@@ -152,7 +148,15 @@ def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, here, refuse
     assert lines or "no YAML: mapping values are not allowed in this context, line 2" in error
 
 
-@pytest.mark.parametrize(("devices", "ranks"), [(2, 2), ("3", 3), ("0,1", 2), ("5,", 1), ([0, 4], 2), ("auto", 1)])
+@cases("""
+- [devices, ranks]
+- [2, 2]
+- ["3", 3]
+- ["0,1", 2]
+- ["5,", 1]
+- [[0, 4], 2]
+- [auto, 1]
+""")
 def test_a_cell_has_the_ranks_that_its_devices_name(devices, ranks):
     plan = make_plan("x", sweep_from({"base": {"trainer.devices": devices}, "modes": ["forward"]}))
     assert plan.ranks(plan.cells[0]) == (1, ranks)

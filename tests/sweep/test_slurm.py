@@ -11,6 +11,7 @@ from threading import Thread
 
 import psutil
 import pytest
+from tables import cases
 from waiting import wait_for
 
 from lmbench.cli import main
@@ -100,7 +101,12 @@ def test_tasks_that_are_killed_or_cancelled_lose_no_row_and_no_run_is_measured_t
     assert done.items() <= {row["run_id"]: row["started_at"] for row in rows()}.items()
 
 
-@pytest.mark.parametrize(("state", "is_over"), [("TIMEOUT", True), ("OUT_OF_MEMORY", True), ("COMPLETING", False)])
+@cases("""
+- [state, is_over]
+- [TIMEOUT, true]
+- [OUT_OF_MEMORY, true]
+- [COMPLETING, false]
+""")
 def test_a_task_is_over_by_the_word_that_slurm_has_for_it(state, is_over, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 0, f"7_0 {state}\n"))

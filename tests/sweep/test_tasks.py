@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from simulated_cells import SimulatedServers
-from tables import flat, rows
+from tables import cases, flat
 from test_task_progress import Terminal
 
 from lmbench.cli import main
@@ -110,14 +110,12 @@ def test_each_round_is_a_task_and_each_run_is_measured_once(study, capsys):
     assert "6 of 6 runs: 6 ok" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("fault", "cause"),
-    rows("""
+@cases("""
+    fault | cause
     dies | task task1 ended: GONE; its last words: no such node
     not shared | does not see .*/results/study as the machine that submitted does; give a --results_dir that
     other torch | has torch 2.*, the machine that submitted 9.9; use one installation
-    """),
-)
+    """)
 def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_measures_it(
     fault, cause, study, monkeypatch, capsys
 ):

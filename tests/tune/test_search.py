@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import yaml
+from tables import cases
 
 from lmbench.records.examined import KernelSummary
 from lmbench.records.run import RunRecord
@@ -90,10 +91,13 @@ def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_al
     assert [*values_by_axis(space)][-1] == "trainer.compile.mode"
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "accumulated", "expected"),
-    [(16, 1, [[8, 2]]), (4, 4, [[2, 8], [8, 2], [16, 1]]), (1, 1, []), (3, 2, [[1, 6], [6, 1]])],
-)
+@cases("""
+- [batch_size, accumulated, expected]
+- [16, 1, [[8, 2]]]
+- [4, 4, [[2, 8], [8, 2], [16, 1]]]
+- [1, 1, []]
+- [3, 2, [[1, 6], [6, 1]]]
+""")
 def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expected):
     assert sorted([*value.values()] for value in micro_batches(batch_size, accumulated)) == expected
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 from paths import SUPPORT
-from tables import rows
+from tables import cases
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -119,14 +119,12 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    rows("""
+@cases("""
+    words | code | said
     --at_most=1MiB | 3 | as given: too much memory
     --for=joules_per_token | 2 | lmbench: --for joules_per_token: this device does not tell it; give another goal
     --model.breaks=true --name=broken | 2 | the configuration as given does not run: planted
-    """),
-)
+    """)
 def test_a_configuration_that_cannot_be_tuned_says_why(words, code, said, tuned, tune):
     exit_code, answer, err = tune(SPACE, "given.yaml", *WORDS, *words.split())
     # A mistake is told in the last line, and what was measured in the answer.

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("planted_key")
 
 
 @pytest.fixture
-def dry_run(printed):
-    return lambda *words: json.loads(printed("board", "--dry_run", "--json", *words))["request"]
+def dry_run(answered):
+    return lambda *words: answered("board", "--dry_run", *words)["request"]
 
 
 def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(dry_run, monkeypatch):
@@ -74,8 +74,8 @@ def test_boards_are_made_once_and_then_updated(capsys, printed, dry_run):
         assert [(view["id"], view["name"]) for view in server.views] == before
 
 
-def test_without_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
+def test_without_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, refused):
     (tmp_path / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert main(["board", "precision", "--entity=me"]) == 6
-    assert "install it with `pip install 'wandb-workspaces<0.5'`" in capsys.readouterr().err
+    line = refused("board", "precision", "--entity=me", code=6)
+    assert "install it with `pip install 'wandb-workspaces<0.5'`" in line

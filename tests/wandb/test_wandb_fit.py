@@ -10,7 +10,7 @@ import pytest
 import warm_server
 from fit_process import QUICK, bench
 from paths import SUPPORT
-from tables import rows
+from tables import cases
 from wandb_loopback import PLANTED_KEY, Server
 
 from lmbench.wandb.child import stable_id
@@ -79,17 +79,15 @@ def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_aft
         assert state == {"modules": [], "threads": [], "children": [], "variables": []}
 
 
-@pytest.mark.parametrize(
-    ("switch", "asked", "mode"),
-    rows("""
+@cases("""
+    switch | asked | mode
     - | online | online
     online | offline | offline
     offline | online | offline
     disabled | online | disabled
     - | - | disabled
     online | - | offline
-    """),
-)
+    """)
 def test_wandbs_own_switch_asks_for_offline_and_only_takes_away(monkeypatch, switch, asked, mode):
     if switch:
         monkeypatch.setenv("WANDB_MODE", switch)

@@ -79,28 +79,26 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys, monkeypatch):
     assert PLANTED_KEY not in output.out + output.err
 
 
-def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp_path, capsys):
+def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp_path, printed, refused):
     result = write_result(tmp_path / "results")
     with Server(upload_status=403):
-        assert main(["upload", str(result)]) == 6
-    error = capsys.readouterr().err.partition("\n")[2]
+        error = refused("upload", result, code=6).partition("\n")[2]
     assert "Fatal error while uploading data" in error
     assert error.count("\n") == 1
     assert not is_uploaded(result)
     moved = tmp_path / "moved"
     shutil.move(result, moved)
     with Server() as server:
-        assert main(["upload", str(moved), "--project=other"]) == 0
+        printed("upload", moved, "--project=other")
         assert len(server.history[id_of(moved)]) == 9
         assert server.filed[id_of(moved)]["project"] == "other"
         assert len(server.artifacts) == 2
 
 
-def test_a_fault_is_told_in_one_line_and_once(tmp_path, capsys):
+def test_a_fault_is_told_in_one_line_and_once(tmp_path, refused):
     first, second = sorted(write_result(tmp_path / "results") for _ in range(2))
     with Server(status=401):
-        assert main(["upload", str(tmp_path / "results")]) == 6
-    error = capsys.readouterr().err.partition("\n")[2]
+        error = refused("upload", tmp_path / "results", code=6).partition("\n")[2]
     assert error == f"lmbench: not uploaded: {first}: the server refused it; is the key right?; 1 more not tried\n"
     assert not is_uploaded(first)
     assert not is_uploaded(second)
