@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -84,25 +84,20 @@ class SweepSummary(Struct):
         return f"{count} of {total} runs" if count < total else ""
 
 
-class RunRow(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ReportedRun(StoredRun):
     """A run with its facts.
 
     `row` identifies its cell in a sweep: the axes without seeds and pass. `seed` has the seeds of weights and data.
     `is_shown` says that the run's times are shown: normally those of the timing pass.
     """
 
-    run: StoredRun
     facts: Facts
     row: str | None
     repeat: int
     seed: tuple[Any, ...] | None
     is_profiled: bool
     is_shown: bool
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the run is in the statistics of its cell: a shown one that ended well."""
-        return self.is_shown and self.run.outcome == "ok"
 
 
 @dataclass
@@ -114,7 +109,7 @@ class Group:
 
     home: Path | None
     sweep: SweepSummary = field(default_factory=SweepSummary)
-    rows: list[RunRow] = field(default_factory=list)
+    runs: list[ReportedRun] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
 
     @property
@@ -149,7 +144,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
             trials.add(cell)
         elif cell not in trials:
             seen.add(identity)
-            group.rows.append(_row(run, group))
+            group.runs.append(_reported(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
     return sorted(_with_whole_stages(groups.values()), key=lambda group: (not group.name, group.name))
@@ -168,7 +163,7 @@ def _with_whole_stages(groups: Iterable[Group]) -> list[Group]:
         first = whole.setdefault((place, group.name), group)
         if first is not group:
             first.sweep.cells += group.sweep.cells
-            first.rows += group.rows
+            first.runs += group.runs
             first.copies += group.copies
     return list(whole.values())
 
@@ -180,8 +175,9 @@ def read_sweep_summary(home: Path) -> SweepSummary:
     return SweepSummary()
 
 
-def _row(run: StoredRun, group: Group) -> RunRow:
-    """The run's row. Its cell in the sweep is stated by the record, or else by the folder's name and sweep.json."""
+def _reported(run: StoredRun, group: Group) -> ReportedRun:
+    """The run with its facts. Its cell in the sweep is stated by the record, or else by the folder's name and
+    sweep.json."""
     record, place = run.record, run.record.sweep or SweepPlace()
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
     planned_cell = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
@@ -193,33 +189,88 @@ def _row(run: StoredRun, group: Group) -> RunRow:
     row_axes = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(plan, seed) for seed in SEEDS]
     profiler = planned(plan, "trainer.profiler")
-    return RunRow(
-        run,
-        read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
-        as_text(row_axes) if axes else cell,
-        place.repeat or 0,
-        None if None in seeds else (*seeds, record.data.source),
+    return ReportedRun(
+        **vars(run),
+        facts=read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
+        row=as_text(row_axes) if axes else cell,
+        repeat=place.repeat or 0,
+        seed=None if None in seeds else (*seeds, record.data.source),
         is_profiled=bool(profiler if record.is_profiled is None else record.is_profiled),
         is_shown=pass_of(record, axes).name == TIMING,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """The runs of a group by their cells, which are numbered.
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A cell with its runs in all passes and its facts as far as they are known.
 
-    `rows` are the runs of each cell in all passes, `facts` its facts as far as they are known. `baseline` are the facts
-    that cells are compared with, `base` is the cell that has them for each cell that can be compared. `course` has the
-    values, in order, of the fact over which configurations are followed (`commit` or `time`), and of environments.
+    `base` is the cell that it is compared with, None without one. The `number` tells the cells of a frame apart.
     """
 
-    rows: Mapping[int, Sequence[RunRow]]
-    facts: Mapping[int, Facts]
-    baseline: Facts = field(default_factory=dict)
-    base: Mapping[int, int] = field(default_factory=dict)
-    course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    number: int
+    runs: Sequence[ReportedRun] = field(compare=False)
+    facts: Facts = field(compare=False)
+    base: MeasuredCell | None = field(default=None, compare=False)
 
-    # runs
+    @cached_property
+    def shown(self) -> list[ReportedRun]:
+        """The runs whose times are shown."""
+        return [run for run in self.runs if run.is_shown]
+
+    @cached_property
+    def ok(self) -> list[ReportedRun]:
+        """The shown runs that ended well."""
+        return [run for run in self.shown if run.outcome == "ok"]
+
+    @cached_property
+    def samples(self) -> list[ReportedRun]:
+        """The shown runs that ended well, the first of each process, on which all statistics rest."""
+        first_of = dict[tuple[object, ...], ReportedRun]()
+        for run in self.ok:
+            first_of.setdefault(process_of(run), run)
+        return [*first_of.values()]
+
+    @property
+    def by_seed(self) -> dict[Any, ReportedRun]:
+        """The first ok run for each seed of weights and data."""
+        return {run.seed: run for run in reversed(self.ok) if run.seed is not None}
+
+    @property
+    def outcome(self) -> str:
+        """`ok` if one of the runs ended well, else the outcome of the first run as tables show it."""
+        return "ok" if self.ok else next(map(outcome_label, self.shown), "ok")
+
+    def numbers(self, expression: Expression) -> list[float]:
+        """The number of each sample that has it."""
+        records = [run.record for run in self.samples]
+        if isinstance(expression, str):
+            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
+            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
+        else:
+            values = list(map(expression, records))
+        return [value for value in values if value is not None and not math.isnan(value)]
+
+    def describe(self, names: Sequence[str]) -> str:
+        """The named facts, as people say them; a precision without its float32 matmul as tables have it."""
+        return describe(self.facts, names, has_matmul="matmul" in names)
+
+    @property
+    def name(self) -> str:
+        """The cell in words, by the facts that people choose first."""
+        return self.describe(("size", "mode", "batch", "context", "precision", "matmul", "compile"))
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """The runs of a group by their cells.
+
+    `baseline` are the facts that cells are compared with. `course` has the values, in order, of the fact over which
+    configurations are followed (`commit` or `time`), and of environments.
+    """
+
+    cells: Sequence[MeasuredCell]
+    baseline: Facts = field(default_factory=dict)
+    course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
 
     @property
     def base_name(self) -> str:
@@ -228,73 +279,42 @@ class Frame:
         return describe(self.baseline, names).replace(",", "")
 
     @property
-    def runs(self) -> list[RunRow]:
-        return [row for rows in self.rows.values() for row in rows]
+    def runs(self) -> list[ReportedRun]:
+        return [run for cell in self.cells for run in cell.runs]
 
-    @cached_property
-    def ok(self) -> dict[int, list[StoredRun]]:
-        """The shown runs of each cell that ended well, the first of each process, on which all statistics rest; cells
-        without one are left out."""
-        samples = dict[int, list[StoredRun]]()
-        for cell in self.rows:
-            first_of = dict[tuple[object, ...], StoredRun]()
-            for run in self.runs_of(cell, "ok"):
-                first_of.setdefault(process_of(run), run)
-            if first_of:
-                samples[cell] = [*first_of.values()]
-        return samples
+    @property
+    def samples(self) -> list[ReportedRun]:
+        """The samples of all cells."""
+        return [run for cell in self.cells for run in cell.samples]
 
-    def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
-        """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""
-        rows = (row for row in self.rows[cell] if of_every_pass or row.is_shown)
-        return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
+    @property
+    def compared(self) -> list[tuple[MeasuredCell, MeasuredCell]]:
+        """The cells that have another cell as their base, each with that base."""
+        return [(cell, cell.base) for cell in self.cells if cell.base is not None and cell.base != cell]
 
-    def by_seed(self, cell: int) -> dict[Any, StoredRun]:
-        """The cell's first ok run for each seed of weights and data."""
-        rows = [row for row in self.rows[cell] if row.is_counted and row.seed is not None]
-        return {row.seed: row.run for row in reversed(rows)}
-
-    def outcome(self, cell: int) -> str:
-        """`ok` if one of the cell's runs ended well, else the outcome of the first run as tables show it."""
-        return "ok" if cell in self.ok else next(map(outcome_label, self.runs_of(cell)), "ok")
-
-    def numbers(self, cell: int, expression: Expression) -> list[float]:
-        """The number of each of the cell's ok runs that has it."""
-        records = [run.record for run in self.ok.get(cell, ())]
-        if isinstance(expression, str):
-            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
-            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
-        else:
-            values = list(map(expression, records))
-        return [value for value in values if value is not None and not math.isnan(value)]
-
-    # cells
-
-    def select(self, cells: Iterable[int]) -> Frame:
+    def select(self, cells: Iterable[MeasuredCell]) -> Frame:
         """The frame of these cells, in their order."""
-        cells = list(cells)
-        return replace(self, rows={cell: self.rows[cell] for cell in cells}, facts={n: self.facts[n] for n in cells})
+        return replace(self, cells=[*cells])
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
         """A frame for each combination of these facts, in order."""
-        for _, cells in groupby(self.ordered(names), lambda cell: [self.facts[cell].get(name) for name in names]):
+        for _, cells in groupby(self.ordered(names), lambda cell: [cell.facts.get(name) for name in names]):
             yield self.select(cells)
 
-    def ordered(self, names: Sequence[str]) -> list[int]:
+    def ordered(self, names: Sequence[str]) -> list[MeasuredCell]:
         """The cells sorted by these facts, the first fact first."""
 
-        def key(name: str, cell: int) -> Any:
-            value = self.facts[cell].get(name)
+        def key(name: str, value: Value) -> Any:
             return self.course[name].index(value) if name in self.course else sort_key(name, value)
 
-        return sorted(self.facts, key=lambda cell: [key(name, cell) for name in names])
+        return sorted(self.cells, key=lambda cell: [key(name, cell.facts.get(name)) for name in names])
 
     @cached_property
     def values(self) -> dict[str, set[Value]]:
         """The known values of each fact: first the facts of FACT in its order, then others by name."""
         values = defaultdict[str, set[Value]](set)
-        for facts in self.facts.values():
-            for name, value in facts.items():
+        for cell in self.cells:
+            for name, value in cell.facts.items():
                 values[name].add(value)
         return {name: values[name] for name in in_order(values.keys())}
 
@@ -303,7 +323,7 @@ class Frame:
 
         A fact that is missing because all runs of a cell died early does not differ.
         """
-        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", of_every_pass=True)]
+        recorded = [cell.facts for cell in self.cells if any(run.outcome == "ok" for run in cell.runs)]
         return [
             name
             for name, (value, *others) in self.values.items()
@@ -314,7 +334,7 @@ class Frame:
         """Facts that differ between cells and do not follow from others: those that labels name."""
 
         def count(*names: str) -> int:
-            return len({tuple(map(facts.get, names)) for facts in self.facts.values()})
+            return len({tuple(map(cell.facts.get, names)) for cell in self.cells})
 
         follow = CONSEQUENCES | {name for name in OF_SHAPE if count("size", name) == count("size")}
         return [name for name in self.varying() if name not in follow and name not in left_out]
@@ -323,14 +343,6 @@ class Frame:
         """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""
         varying = self.varying()
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
-
-    def describe(self, cell: int, names: Sequence[str]) -> str:
-        """The named facts of the cell, as people say them; a precision without its float32 matmul as tables have it."""
-        return describe(self.facts[cell], names, has_matmul="matmul" in names)
-
-    def name(self, cell: int) -> str:
-        """The cell in words, by the facts that people choose first."""
-        return self.describe(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
     def against(self, baseline: Facts) -> Frame:
         """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
@@ -341,15 +353,16 @@ class Frame:
         if not baseline:
             return self
         ignored = dict.fromkeys(CONSEQUENCES - baseline.keys())
-        compared = {cell: dict(facts, **ignored) for cell, facts in self.facts.items()}
+        compared = {cell: cell.facts | ignored for cell in self.cells}
         candidates = [cell for cell, facts in compared.items() if baseline.items() <= facts.items()]
-        base = {}
-        for cell, facts in compared.items():
+
+        def base_of(facts: Facts) -> MeasuredCell | None:
             wanted = {**facts, **baseline}.items()
             agreeing = [other for other in candidates if all(compared[other].get(name, v) == v for name, v in wanted)]
-            if agreeing:
-                base[cell] = max(agreeing, key=lambda other: len(wanted & compared[other].items()))
-        return replace(self, baseline=baseline, base=base)
+            return max(agreeing, key=lambda other: len(wanted & compared[other].items()), default=None)
+
+        cells = [replace(cell, base=base_of(facts)) for cell, facts in compared.items()]
+        return replace(self, baseline=baseline, cells=cells)
 
 
 def make_frame(group: Group, is_profiled: bool = False) -> Frame:
@@ -360,32 +373,31 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     Args:
         is_profiled: show the profiled runs instead of the timed ones.
     """
-    gpus = {row.facts["gpu"] for row in group.rows if "gpu" in row.facts}
+    runs = [replace(run, is_shown=run.is_profiled) for run in group.runs] if is_profiled else group.runs
+    gpus = {run.facts["gpu"] for run in runs if "gpu" in run.facts}
     # A run that died before it recorded its device counts for the only device that there is.
     default_gpu = gpus.pop() if len(gpus) == 1 else "device unknown"
-    cells = dict[Any, int]()
-    rows = defaultdict[int, list[RunRow]](list)
-    planned, recorded = defaultdict[int, Facts](dict), defaultdict[int, Facts](dict)
-    for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
-        facts = {"gpu": default_gpu, **row.facts}
-        identity = row.row if group.home else as_text(facts)
-        cell = cells.setdefault((facts["gpu"], identity), len(cells))
-        rows[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
-        # Within a sweep, runs on another host or commit belong to the same cell.
-        stated = {name: fact for name, fact in facts.items() if not group.home or name not in ENVIRONMENT}
-        known = recorded if row.run.outcome == "ok" else planned
-        known[cell] = stated | known[cell]
-    # A run that died early has facts as they were planned, such as `auto`.
-    facts_by_cell = {cell: planned[cell] | recorded[cell] for cell in rows}
-    listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *facts_by_cell.values()]
+    members = defaultdict[Any, list[ReportedRun]](list)
+    for run in sorted(runs, key=lambda run: (run.repeat, run.run_id, str(run.path))):
+        facts = {"gpu": default_gpu, **run.facts}
+        members[facts["gpu"], run.row if group.home else as_text(facts)].append(run)
+    cells = list[MeasuredCell]()
+    # Within a sweep, runs on another host or commit belong to the same cell.
+    left_out = ENVIRONMENT if group.home else ()
+    for (gpu, _), of_cell in members.items():
+        # The first run that is ok counts. One that died early has facts as they were planned, such as `auto`.
+        known = ChainMap(*(run.facts for run in sorted(of_cell, key=lambda run: run.outcome != "ok")))
+        facts = {name: fact for name, fact in known.items() if name not in left_out}
+        cells.append(MeasuredCell(len(cells), of_cell, {"gpu": gpu, **facts}))
+    listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *(cell.facts for cell in cells)]
     environments = dict.fromkeys(plain(facts.get("environment")) for facts in listed_facts)
-    return Frame(rows, facts_by_cell, course={"environment": [*environments]})
+    return Frame(cells, course={"environment": [*environments]})
 
 
 def frame_of(runs: Iterable[StoredRun], home: Path | None) -> Frame:
     """The frame of runs by their records alone; `home` is their sweep's folder, None outside sweeps."""
     group = Group(home)
-    group.rows += [_row(run, group) for run in runs]
+    group.runs += [_reported(run, group) for run in runs]
     return make_frame(group)
 
 

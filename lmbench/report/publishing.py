@@ -22,7 +22,7 @@ from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line, Value
 from lmbench.report.facts import Facts, commit_text, environment_of
-from lmbench.report.frame import Frame, RunRow
+from lmbench.report.frame import Frame, MeasuredCell, ReportedRun
 from lmbench.report.render import escaped, render
 from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
@@ -51,7 +51,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     folders = {file.parent for file in stored}
     with_runs = [path for path in paths if Path(path) not in folders or any(Path(path).rglob(RUN_FILE))]
     sections = read_sections(with_runs, catalogue) if with_runs else []
-    gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
+    gpus = {str(run.facts["gpu"]) for section in sections for run in section.frame.runs if "gpu" in run.facts}
     title = f"lmbench on {', '.join(sorted(gpus))}" if gpus else name
     rows = [section._replace(frame=split(section.frame)) for split in (_by_cell, _by_run) for section in sections]
     page = (
@@ -102,24 +102,21 @@ def _page_section(section: Section, catalogue: Catalogue) -> Answer:
 
 def _by_cell(frame: Frame) -> Frame:
     """The frame whose facts also name the versions, commits and hosts of each cell's runs."""
-    stated = {cell: {**facts, **_environment(frame.rows[cell])} for cell, facts in frame.facts.items()}
-    return replace(frame, facts=stated)
+    return frame.select(replace(cell, facts=cell.facts | _environment(cell.runs)) for cell in frame.cells)
 
 
 def _by_run(frame: Frame) -> Frame:
     """The frame in which each process that a table counts is a cell, without a baseline."""
-    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
-    for cell, runs in frame.rows.items():
-        for row in runs:
-            if row.run in frame.ok.get(cell, ()):
-                facts[len(rows)] = {**frame.facts[cell], **_environment([row]), "repeat": row.repeat}
-                rows[len(rows)] = [row]
-    return Frame(rows, facts)
+    samples = [(cell, run) for cell in frame.cells for run in cell.samples]
+    return Frame([
+        MeasuredCell(number, [run], {**cell.facts, **_environment([run]), "repeat": run.repeat})
+        for number, (cell, run) in enumerate(samples)
+    ])  # fmt: skip
 
 
-def _environment(rows: Iterable[RunRow]) -> Facts:
+def _environment(runs: Iterable[ReportedRun]) -> Facts:
     """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
-    known = environment_of({**row.facts, "commit": _commits(row.run.record)} for row in rows)
+    known = environment_of({**run.facts, "commit": _commits(run.record)} for run in runs)
     return {name: " ".join(values) for name, values in known.items() if values}
 
 
@@ -142,14 +139,14 @@ def _is_committed(run: RunRecord) -> bool:
 
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     """What a reader of the files could object to."""
-    runs = [row for section in sections for row in section.frame.runs]
-    commits = sorted({_commits(row.run.record) for row in runs})
+    records = [run.record for section in sections for run in section.frame.runs]
+    commits = sorted({*map(_commits, records)})
     if len(commits) > 1:
         yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")
-    if not all(_is_committed(row.run.record) for row in runs):
+    if not all(map(_is_committed, records)):
         yield Line("WARN", "the code of some runs had no commit or uncommitted changes, so nobody can repeat them")
     for section in sections:
-        few = sum(len(runs) < MIN_REPEATS for runs in section.frame.ok.values())
+        few = sum(0 < len(cell.samples) < MIN_REPEATS for cell in section.frame.cells)
         if few:
             subject = f"{section.group.name}: {few} of its cells" if section.group.name else f"{few} cells"
             yield Line("WARN", f"{subject} have fewer than {MIN_REPEATS} processes")
