@@ -52,9 +52,9 @@ def _unhidden_fraction(run: RunRecord) -> float | None:
     return 1 - without_s / with_s if with_s and without_s else None
 
 
-def _top_other(frame: Frame, cell: MeasuredCell) -> Cell | None:
+def _top_other(_frame: Frame, cell: MeasuredCell) -> Cell | None:
     """The longest kernel of the step that is not a matrix product, and its share of kernel time."""
-    if (row := beside("kernels.phases.step.top_other")(frame, cell)) is None:
+    if (row := cell.first("kernels.phases.step.top_other")) is None:
         return None
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
@@ -73,8 +73,8 @@ def _predicted_s(frame: Frame, cell: MeasuredCell) -> float | None:
     if not unchanged:
         return None
     base = max(unchanged, key=lambda other: len(other.facts.items() & cell.facts.items()))
-    changes = beside("kernels.what_if")(frame, base)
-    path_s: float = beside("kernels.path_s")(frame, base)
+    changes = base.first("kernels.what_if")
+    path_s: float = base.first("kernels.path_s")
     words = cell.facts.get(WHAT_IF)
     change_s, steps_s = (changes or {}).get(words), base.numbers(STEP.expression)
     if change_s is None or not steps_s:

@@ -86,34 +86,33 @@ class Quantity:
 
     def of(self, frame: Frame) -> dict[MeasuredCell, Any]:
         """The value of each cell that has one, as a Cell of an answer."""
-        if self.over is None:
-            values = {cell: self.expression(frame, cell) for cell in frame.cells}
-            cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
-            # The rows of a section are tested together.
-            tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
-            for cell, p in zip(tested, holm([*tested.values()]), strict=True):
-                cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
-            return cells
-        cells = dict[MeasuredCell, Cell]()
-        for cell in frame.cells:
-            numbers = cell.numbers(self.expression)
-            if cell.ok and not numbers and self.name.startswith(_SCALARS):
-                # A room's observer logs in the runs of its pass alone.
-                value = beside(self.name)(frame, cell)
-                numbers = [] if value is None else [value]
-            if numbers:
-                std = low = high = None
-                if self.has_spread:
-                    std = sample_std(numbers)
-                    # A sum of phases has no standard deviation within a run.
-                    if std is None and "+" not in self.expression:
-                        std = next(iter(cell.numbers(self.expression.replace("mean_s", "std_s"))), None)
-                    if len(numbers) >= MIN_REPEATS:
-                        low, high = mean_interval(numbers)
-                        # A wide spread of few processes reaches below zero, where no time is.
-                        low = max(low, 0.0)
-                cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
+        values = {
+            cell: self._of_runs(cell, self.over) if self.over else self.expression(frame, cell) for cell in frame.cells
+        }
+        cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
+        # The rows of a section are tested together.
+        tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
+        for cell, p in zip(tested, holm([*tested.values()]), strict=True):
+            cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
         return cells
+
+    def _of_runs(self, cell: MeasuredCell, over: Over) -> Any:
+        """The numbers of the cell's processes as one, with their spread and interval where the column shows them."""
+        numbers = cell.numbers(self.expression)
+        if not numbers:
+            # A room's observer logs in the runs of its pass alone.
+            return cell.first(self.name) if cell.ok and self.name.startswith(_SCALARS) else None
+        std = low = high = None
+        if self.has_spread:
+            std = sample_std(numbers)
+            # A sum of phases has no standard deviation within a run.
+            if std is None and "+" not in self.expression:
+                std = next(iter(cell.numbers(self.expression.replace("mean_s", "std_s"))), None)
+            if len(numbers) >= MIN_REPEATS:
+                low, high = mean_interval(numbers)
+                # A wide spread of few processes reaches below zero, where no time is.
+                low = max(low, 0.0)
+        return Cell(_REDUCTIONS[over](numbers), std, low, high)
 
     def heading(self, frame: Frame) -> Column:
         """The column of a table that shows this one."""
@@ -133,17 +132,12 @@ Read = Callable[[Frame, MeasuredCell], Any]
 
 
 def beside(name: str) -> Read:
-    """A function of a cell: the first value that one of its runs has under this dotted name.
+    """A function of a cell: the first value that one of its runs, of any pass and outcome, has under this dotted name.
 
-    Runs of any pass and outcome count. Memory histories and traces come from runs of their own beside the timed ones,
-    and predictions are the same in all runs.
+    Memory histories and traces come from runs of their own beside the timed ones, and predictions are the same in all
+    runs.
     """
-
-    def first(_frame: Frame, cell: MeasuredCell) -> Any:
-        values = (value_at(run.record, name) for run in cell.runs)
-        return next((value for value in values if value is not None), None)
-
-    return first
+    return lambda _frame, cell: cell.first(name)
 
 
 def _first_step(cache_kind: str) -> Expression:

@@ -250,6 +250,11 @@ class MeasuredCell:
             values = list(map(expression, records))
         return [value for value in values if value is not None and not math.isnan(value)]
 
+    def first(self, name: str) -> Any:
+        """The first value that one of the runs, of any pass and outcome, has under this dotted name."""
+        values = (value_at(run.record, name) for run in self.runs)
+        return next((value for value in values if value is not None), None)
+
     def describe(self, names: Sequence[str]) -> str:
         """The named facts, as people say them; a precision without its float32 matmul as tables have it."""
         return describe(self.facts, names, has_matmul="matmul" in names)
