@@ -100,7 +100,7 @@ class ReportedRun(StoredRun):
     is_shown: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty.
 
@@ -131,7 +131,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:
-            groups[home] = Group(home, read_sweep_summary(home) if home else SweepSummary())
+            groups[home] = _group_of(home, groups.values())
         group = groups[home]
         identity = home, run.record.run_id, run.record.started_at, run.record.pid
         if None not in identity[2:] and identity in seen:
@@ -147,25 +147,25 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
             group.runs.append(_reported(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
-    return sorted(_with_whole_stages(groups.values()), key=lambda group: (not group.name, group.name))
+    return sorted(dict.fromkeys(groups.values()), key=lambda group: (not group.name, group.name))
 
 
-def _with_whole_stages(groups: Iterable[Group]) -> list[Group]:
-    """The groups, with one for each stage of a tuning, which has a folder for each set of cells that it measured."""
-    whole = dict[tuple[Path | None, str], Group]()
-    for group in groups:
-        place = group.home and group.home.absolute()
-        if place is not None and is_file(place.parent / TUNING_FILE):
-            place = place.parent
-            group.sweep.name = f"{group.name} of {place.name}"
-            # It measures what its budget has time for: nothing is missing.
-            group.sweep.file = None
-        first = whole.setdefault((place, group.name), group)
-        if first is not group:
-            first.sweep.cells += group.sweep.cells
-            first.runs += group.runs
-            first.copies += group.copies
-    return list(whole.values())
+def _group_of(home: Path | None, others: Iterable[Group]) -> Group:
+    """The group of a sweep's runs; one of the `others` where both are of one stage of a tuning, which has a folder for
+    each set of cells that it measured."""
+    if home is None:
+        return Group(None)
+    sweep, tuning = read_sweep_summary(home), home.parent
+    if not is_file(tuning / TUNING_FILE):
+        return Group(home, sweep)
+    sweep.name = f"{sweep.name or home.name} of {tuning.name}"
+    for other in others:
+        if other.home is not None and (other.home.parent, other.name) == (tuning, sweep.name):
+            other.sweep.cells += sweep.cells
+            return other
+    # It measures what its budget has time for: nothing is missing.
+    sweep.file = None
+    return Group(home, sweep)
 
 
 def read_sweep_summary(home: Path) -> SweepSummary:
@@ -200,17 +200,16 @@ def _reported(run: StoredRun, group: Group) -> ReportedRun:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MeasuredCell:
     """A cell with its runs in all passes and its facts as far as they are known.
 
-    `base` is the cell that it is compared with, None without one. The `number` tells the cells of a frame apart.
+    `base` is the cell that it is compared with, None without one.
     """
 
-    number: int
-    runs: Sequence[ReportedRun] = field(compare=False)
-    facts: Facts = field(compare=False)
-    base: MeasuredCell | None = field(default=None, compare=False)
+    runs: Sequence[ReportedRun]
+    facts: Facts
+    base: MeasuredCell | None = None
 
     @cached_property
     def shown(self) -> list[ReportedRun]:
@@ -350,7 +349,7 @@ class Frame:
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
 
     def against(self, baseline: Facts) -> Frame:
-        """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
+        """The frame, each cell with its base: the cell with the baseline's facts whose other facts are the same.
 
         A fact that one of the two lacks counts as the same: only some cells may have an axis, and a run may have died
         early. Of several such cells, the one with most of the facts is taken.
@@ -360,14 +359,12 @@ class Frame:
         ignored = dict.fromkeys(CONSEQUENCES - baseline.keys())
         compared = {cell: cell.facts | ignored for cell in self.cells}
         candidates = [cell for cell, facts in compared.items() if baseline.items() <= facts.items()]
-
-        def base_of(facts: Facts) -> MeasuredCell | None:
+        for cell, facts in compared.items():
             wanted = {**facts, **baseline}.items()
             agreeing = [other for other in candidates if all(compared[other].get(name, v) == v for name, v in wanted)]
-            return max(agreeing, key=lambda other: len(wanted & compared[other].items()), default=None)
-
-        cells = [replace(cell, base=base_of(facts)) for cell, facts in compared.items()]
-        return replace(self, baseline=baseline, cells=cells)
+            shared = {other: len(wanted & compared[other].items()) for other in agreeing}
+            cell.base = max(agreeing, key=shared.__getitem__, default=None)
+        return replace(self, baseline=baseline)
 
 
 def make_frame(group: Group, is_profiled: bool = False) -> Frame:
@@ -393,7 +390,7 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
         # The first run that is ok counts. One that died early has facts as they were planned, such as `auto`.
         known = ChainMap(*(run.facts for run in sorted(of_cell, key=lambda run: run.outcome != "ok")))
         facts = {name: fact for name, fact in known.items() if name not in left_out}
-        cells.append(MeasuredCell(len(cells), of_cell, {"gpu": gpu, **facts}))
+        cells.append(MeasuredCell(of_cell, {"gpu": gpu, **facts}))
     listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *(cell.facts for cell in cells)]
     environments = dict.fromkeys(plain(facts.get("environment")) for facts in listed_facts)
     return Frame(cells, course={"environment": [*environments]})

@@ -22,7 +22,7 @@ from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line, Value
 from lmbench.report.facts import Facts, commit_text, environment_of
-from lmbench.report.frame import Frame, MeasuredCell, ReportedRun
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.render import escaped, render
 from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
@@ -53,7 +53,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     sections = read_sections(with_runs, catalogue) if with_runs else []
     gpus = {str(run.facts["gpu"]) for section in sections for run in section.frame.runs if "gpu" in run.facts}
     title = f"lmbench on {', '.join(sorted(gpus))}" if gpus else name
-    rows = [section._replace(frame=split(section.frame)) for split in (_by_cell, _by_run) for section in sections]
+    by_run = [section._replace(frame=_by_run(section.frame)) for section in sections]
     page = (
         f"# {escaped(title)}\n\n"
         f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
@@ -62,7 +62,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     parts = [_page_section(section, catalogue) for section in sections]
     page += render(Answer(sections=[*parts, *stored.values()]), "markdown")
     records = [
-        *cells_table(rows, catalogue).records(),
+        *cells_table([*sections, *by_run], catalogue, _stated).records(),
         *(
             {"sweep": answer.title, **row}
             for answer in stored.values()
@@ -100,24 +100,16 @@ def _page_section(section: Section, catalogue: Catalogue) -> Answer:
     return answer
 
 
-def _by_cell(frame: Frame) -> Frame:
-    """The frame whose facts also name the versions, commits and hosts of each cell's runs."""
-    return frame.select(replace(cell, facts=cell.facts | _environment(cell.runs)) for cell in frame.cells)
-
-
 def _by_run(frame: Frame) -> Frame:
     """The frame in which each process that a table counts is a cell, without a baseline."""
     samples = [(cell, run) for cell in frame.cells for run in cell.samples]
-    return Frame([
-        MeasuredCell(number, [run], {**cell.facts, **_environment([run]), "repeat": run.repeat})
-        for number, (cell, run) in enumerate(samples)
-    ])  # fmt: skip
+    return Frame([MeasuredCell([run], {**cell.facts, "repeat": run.repeat}) for cell, run in samples])
 
 
-def _environment(runs: Iterable[ReportedRun]) -> Facts:
-    """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
-    known = environment_of({**run.facts, "commit": _commits(run.record)} for run in runs)
-    return {name: " ".join(values) for name, values in known.items() if values}
+def _stated(cell: MeasuredCell) -> Facts:
+    """The facts of a cell with all versions, commits and hosts of its runs; several are separated by blanks."""
+    known = environment_of({**run.facts, "commit": _commits(run.record)} for run in cell.runs)
+    return cell.facts | {name: " ".join(values) for name, values in known.items() if values}
 
 
 def _commits(run: RunRecord) -> str:

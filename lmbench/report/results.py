@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from shlex import quote
@@ -23,9 +23,11 @@ from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.columns import OPEN
+from lmbench.report.facts import Facts
 from lmbench.report.frame import (
     Frame,
     Group,
+    MeasuredCell,
     in_order,
     make_frame,
     outcome_label,
@@ -108,7 +110,7 @@ def read_sections(
         sections.append(Section(group, group_view, frame, note))
     # Sweeps of one name, such as those of two machines, go by their folders.
     for _, same in groupby(groups, lambda group: group.name):
-        homes = {group.home.absolute(): group for group in same if group.home}
+        homes = {group.home: group for group in same if group.home}
         if len(homes) > 1:
             shared = os.path.commonpath(homes)
             for home, group in homes.items():
@@ -224,9 +226,14 @@ def _notes(frame: Frame, view: View) -> Iterator[str]:
             yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
 
 
-def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
+def cells_table(
+    sections: Sequence[Section],
+    catalogue: Catalogue,
+    facts_of: Callable[[MeasuredCell], Facts] = lambda cell: cell.facts,
+) -> Table:
     """The cells of all sections as one table: sweep, facts, outcome, and the columns of the view and of references."""
-    names = in_order({name for section in sections for cell in section.frame.cells for name in cell.facts})
+    facts = {cell: facts_of(cell) for section in sections for cell in section.frame.cells}
+    names = in_order({name for of_cell in facts.values() for name in of_cell})
     rows = []
     for group, view, frame, _ in sections:
         columns = [column for table in view.tables for column in catalogue.columns_of(table)]
@@ -235,7 +242,7 @@ def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
             first = next(iter(cell.ok or cell.shown), None)
             rows.append({
                 "sweep": group.name,
-                **{name: cell.facts.get(name) for name in names},
+                **{name: facts[cell].get(name) for name in names},
                 "outcome": first.outcome if first else "ok",
                 "reason": first.damage or value_at(first.record, "error.message") if first else None,
                 "runs": len(cell.shown),

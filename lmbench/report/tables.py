@@ -171,7 +171,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
     """
     samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
     means = {cell: fmean(values) for cell, values in samples.items() if min(values, default=0) > 0}
-    ways = sorted(means, key=lambda cell: (means[cell], cell.number))
+    ways = sorted(means, key=means.__getitem__)
     if not ways:
         return [None] * 5
     first, *others = ways
