@@ -17,7 +17,8 @@ from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
 from lmbench.report.columns import KNOWN_BY, MEASURED
 from lmbench.report.facts import FACT, Facts, describe, is_notable, plain, read_facts
-from lmbench.report.frame import Frame, frame_of, read_sweep_summary
+from lmbench.report.frame import Frame, frame_of
+from lmbench.report.groups import read_sweep_summary
 from lmbench.report.units import tally
 
 #: The facts that describe a run. The first two are in every line, the others only if they differ between lines.

@@ -20,7 +20,8 @@ from lmbench.report import shipped
 from lmbench.report.answer import Cell, listed
 from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT, environment_of, read_facts
-from lmbench.report.frame import Expression, Frame, Group, MeasuredCell, ReportedRun, make_frame
+from lmbench.report.frame import Expression, Frame, MeasuredCell, make_frame
+from lmbench.report.groups import Group, ReportedRun
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import Feature
 

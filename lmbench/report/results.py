@@ -26,15 +26,14 @@ from lmbench.report.columns import OPEN
 from lmbench.report.facts import Facts
 from lmbench.report.frame import (
     Frame,
-    Group,
     MeasuredCell,
     in_order,
     make_frame,
     outcome_label,
     outcome_word,
     parse_baseline,
-    read_groups,
 )
+from lmbench.report.groups import Group, read_groups
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import environment_text
 from lmbench.report.tables import sentences, view_tables

@@ -7,7 +7,7 @@ import re
 import pytest
 from simulated_cells import SimulatedServers, records, sweep
 
-from lmbench.report.frame import read_groups
+from lmbench.report.groups import read_groups
 from lmbench.sweep.execute import seek
 
 BATCH = "data.batch_size"
