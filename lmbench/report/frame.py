@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.errors import UsageError
-from lmbench.masking import shown
 from lmbench.records.load import StoredRun, process_of
-from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
-from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Value
 from lmbench.report.facts import CONSEQUENCES, ENVIRONMENT, FACT, OF_SHAPE, Facts, describe, is_notable, plain, sort_key
 from lmbench.report.groups import Group, ReportedRun, reported
@@ -64,7 +61,7 @@ class MeasuredCell:
     @property
     def outcome(self) -> str:
         """`ok` if one of the runs ended well, else the outcome of the first run as tables show it."""
-        return "ok" if self.ok else next(map(outcome_label, self.shown), "ok")
+        return "ok" if self.ok else next((run.outcome_label for run in self.shown), "ok")
 
     def numbers(self, expression: Expression) -> list[float]:
         """The number of each sample that has it."""
@@ -233,19 +230,6 @@ def frame_of(runs: Iterable[StoredRun], home: Path | None) -> Frame:
 def in_order(names: Set[str]) -> list[str]:
     """Names of facts in the order of FACT, then the others by name."""
     return [*(name for name in FACT if name in names), *sorted(names - FACT.keys())]
-
-
-def outcome_label(run: StoredRun) -> str:
-    """How a run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if attention
-    gave wrong results."""
-    word, error = outcome_word(run.outcome), run.record.error or RunError()
-    if error.is_incorrect:
-        return f"{word}: {INCORRECT}"
-    return f"{word} ({shown(error.phase)})" if error.phase else word
-
-
-def outcome_word(outcome: str) -> str:
-    return "OOM" if outcome == "oom" else outcome
 
 
 def parse_baseline(text: str, frame: Frame) -> Facts:

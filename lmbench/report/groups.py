@@ -11,15 +11,17 @@ from typing import Any
 from msgspec import Struct
 
 from lmbench.files import is_file
+from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
+from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
 from lmbench.records.store import SWEEP_FILE, TUNING_FILE
-from lmbench.records.vocabulary import Values
+from lmbench.records.vocabulary import INCORRECT, Values
 from lmbench.report.facts import NO_ROWS, SEEDS, Facts, other_axes, other_settings, planned, read_facts
 
 
@@ -71,6 +73,19 @@ class ReportedRun(StoredRun):
     seed: tuple[Any, ...] | None
     is_profiled: bool
     is_shown: bool
+
+    @property
+    def outcome_word(self) -> str:
+        return "OOM" if self.outcome == "oom" else self.outcome
+
+    @property
+    def outcome_label(self) -> str:
+        """How the run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if
+        attention gave wrong results."""
+        error = self.record.error or RunError()
+        if error.is_incorrect:
+            return f"{self.outcome_word}: {INCORRECT}"
+        return f"{self.outcome_word} ({shown(error.phase)})" if error.phase else self.outcome_word
 
 
 @dataclass(eq=False)

@@ -24,15 +24,7 @@ from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.columns import OPEN
 from lmbench.report.facts import Facts
-from lmbench.report.frame import (
-    Frame,
-    MeasuredCell,
-    in_order,
-    make_frame,
-    outcome_label,
-    outcome_word,
-    parse_baseline,
-)
+from lmbench.report.frame import Frame, MeasuredCell, in_order, make_frame, parse_baseline
 from lmbench.report.groups import Group, read_groups
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import environment_text
@@ -159,7 +151,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     beside = [column for table in view.tables for column in catalogue.columns_of(table)[len(table.columns) :]]
     is_apart = beside and not any(column.of(timed) for column in beside)
     copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
-    counts = tally(outcome_word(run.outcome) for run in frame.runs)
+    counts = tally(run.outcome_word for run in frame.runs)
     days = sorted(run.record.started_at[:10] for run in frame.runs if run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     return Answer(
@@ -195,7 +187,7 @@ def _failures(frame: Frame) -> Iterator[str]:
                 message = run.damage or value_at(run.record, "error.message") or ""
                 # The label has this word, too.
                 shortened = shorten(message.removeprefix(f"{INCORRECT}: "), 160, placeholder=" ...")
-                reason = listed(outcome_label(run), shortened, separator=": ")
+                reason = listed(run.outcome_label, shortened, separator=": ")
                 cells_of[reason].append(cell.describe(names))
     for reason, cells in cells_of.items():
         yield listed("; ".join(_first(list(dict.fromkeys(cells)))), reason, separator=": ")

@@ -19,7 +19,7 @@ from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
-from lmbench.report.frame import Frame, MeasuredCell, outcome_label
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.run import disputed_peak
 from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
@@ -105,7 +105,7 @@ def _notes(cell: MeasuredCell, figures: Mapping[Quantity, Cell | None]) -> list[
     """Notes on failed guards, runs that are not counted, several hosts or commits, and fused attention."""
     failed, runs = guards_by_name(cell.ok, "fail"), cell.ok
     notes = [f"guard {name} failed: {guards[0].message}" for name, guards in failed.items()]
-    not_ok = tally(outcome_label(run) for run in cell.shown if run.outcome != "ok")
+    not_ok = tally(run.outcome_label for run in cell.shown if run.outcome != "ok")
     if runs and not_ok:
         notes.append(f"of {len(cell.shown)} runs, not counted: {not_ok}")
     for name, known in environment_of(run.facts for run in runs).items():
