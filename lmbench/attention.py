@@ -6,7 +6,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
 from lmbench.report.columns import Quantity, beside
-from lmbench.report.frame import Frame
+from lmbench.report.frame import MeasuredCell
 from lmbench.report.units import GIB, PERCENT, Unit
 from lmbench.report.view import Feature
 
@@ -39,10 +39,10 @@ def _columns(span: Span) -> tuple[Quantity, ...]:
     )
 
 
-def _about(frame: Frame, cell: int) -> list[str]:
+def _about(cell: MeasuredCell) -> list[str]:
     """Notes on the kernel that PyTorch chose for plain `sdpa`."""
-    backends = dict.fromkeys(run.record.model.attention_backend for run in frame.runs_of(cell, "ok"))
-    attention = frame.facts[cell].get("attention")
+    backends = dict.fromkeys(run.record.model.attention_backend for run in cell.ok)
+    attention = cell.facts.get("attention")
     return [f"PyTorch took {backend} for {attention}" for backend in backends if backend is not None]
 
 

@@ -25,7 +25,7 @@ from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Cell, Chart, listed
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
-from lmbench.report.frame import Frame
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.units import LOSS, SECONDS, TIMES, WORDS, Unit, change_percent
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
@@ -36,19 +36,19 @@ _LIMITS = 10
 
 
 @lru_cache(maxsize=4)
-def judgements(frame: Frame) -> dict[int, Judgement]:
+def judgements(frame: Frame) -> dict[MeasuredCell, Judgement]:
     """The judgement on each cell that has a baseline and a run with a loss."""
     return {
-        cell: judge(curves_of(frame.by_seed(cell)), curves_of(frame.by_seed(base)))
-        for cell, base in frame.base.items()
-        if base != cell and cell in frame.facts and any(map(curve_of, frame.runs_of(cell, "ok")))
+        cell: judge(curves_of(cell.by_seed), curves_of(base.by_seed))
+        for cell, base in frame.compared
+        if any(map(curve_of, cell.ok))
     }
 
 
 # columns
 
 
-def _follows(frame: Frame, cell: int) -> Cell | None:
+def _follows(frame: Frame, cell: MeasuredCell) -> Cell | None:
     """1 if a row trains like its baseline, 0 if not, nan if undecided; the cell's text says the same in words."""
     judgement = judgements(frame).get(cell)
     if judgement is None:
@@ -56,15 +56,15 @@ def _follows(frame: Frame, cell: int) -> Cell | None:
     return Cell(math.nan if judgement.follows is None else float(judgement.follows), text=judgement.words)
 
 
-def _tail_loss(frame: Frame, cell: int) -> float | None:
-    losses = [curve.tail_loss for run in frame.runs_of(cell, "ok") if (curve := curve_of(run))]
+def _tail_loss(_frame: Frame, cell: MeasuredCell) -> float | None:
+    losses = [curve.tail_loss for run in cell.ok if (curve := curve_of(run))]
     return float(np.mean(losses)) if losses else None
 
 
 def _of_difference(name: str, figure: str) -> Read:
     """Reads the value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
 
-    def read(frame: Frame, cell: int) -> float | None:
+    def read(frame: Frame, cell: MeasuredCell) -> float | None:
         judgement = judgements(frame).get(cell)
         value = getattr(judgement.differences.get(name), figure, None) if judgement is not None else None
         return value if value is None or name == "loss" else ratio(value) - 1
@@ -72,13 +72,13 @@ def _of_difference(name: str, figure: str) -> Read:
     return read
 
 
-def _time_to_loss(frame: Frame, cell: int) -> Cell | None:
+def _time_to_loss(_frame: Frame, cell: MeasuredCell) -> Cell | None:
     """The time until a row reaches the target loss of the baseline's run of the same seed.
 
     The steps to that loss, averaged over seeds, times the mean step. Each step before the window, even the first with
     its compilation, counts as one such step. Infinite if any seed never reaches the loss.
     """
-    steps_s, pairs = frame.numbers(cell, STEP.expression), _pairs(frame, cell)
+    steps_s, pairs = cell.numbers(STEP.expression), _pairs(cell)
     if not steps_s or not pairs:
         return None
     # Both curves of a pair are cut to the steps that both have.
@@ -87,11 +87,11 @@ def _time_to_loss(frame: Frame, cell: int) -> Cell | None:
     return Cell(value, text="never" if math.isinf(value) else "")
 
 
-def _pairs(frame: Frame, cell: int) -> list[tuple[Curve, Curve]]:
+def _pairs(cell: MeasuredCell) -> list[tuple[Curve, Curve]]:
     """The curves of a row, each with that of the baseline's run of the same seed."""
-    if cell not in frame.base:
+    if cell.base is None:
         return []
-    curves, baseline = curves_of(frame.by_seed(cell)), curves_of(frame.by_seed(frame.base[cell]))
+    curves, baseline = curves_of(cell.by_seed), curves_of(cell.base.by_seed)
     return [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
 
 
@@ -117,15 +117,15 @@ def headline(frame: Frame) -> list[str]:
     """One sentence for each kind of judgement, with its rows and their speed-up; rows that do not train come first."""
     names, judged, rows = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
     times = {cell: figure.value for cell, figure in STEP.of(frame).items()}
-    for cell in frame.facts:
-        row, judgement = frame.describe(cell, names), judged.get(cell)
+    timed = [(cell, base) for cell, base in frame.compared if {cell, base} <= times.keys()]
+    speeds = {cell: TIMES.text(times[base] / times[cell]) for cell, base in timed}
+    for cell in frame.cells:
+        row, judgement = cell.describe(names), judged.get(cell)
         if judgement is not None:
-            is_timed = {cell, frame.base[cell]} <= times.keys()
-            speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
-            words = listed(speed, judgement.why, separator="; ")
+            words = listed(speeds.get(cell), judgement.why, separator="; ")
             rows[judgement.follows].append(f"{row} ({words})" if words else row)
-        elif cell not in frame.ok:
-            rows["ended"].append(f"{row} ({frame.outcome(cell)})")
+        elif not cell.ok:
+            rows["ended"].append(f"{row} ({cell.outcome})")
     titles = {
         False: f"Does not train like {frame.base_name}, whatever its speed",
         "ended": "Did not end",
@@ -135,9 +135,9 @@ def headline(frame: Frame) -> list[str]:
     return [f"{title}: {', '.join(rows[key])}." for key, title in titles.items() if rows[key]]
 
 
-def _seed_notes(frame: Frame, cell: int) -> list[str]:
+def _seed_notes(cell: MeasuredCell) -> list[str]:
     """A note on a baseline of several seeds, whose mean differs from the seed that a row is compared with."""
-    seeds = len(frame.by_seed(cell)) if frame.base.get(cell) == cell else 0
+    seeds = len(cell.by_seed) if cell.base == cell else 0
     return [f"the mean of {seeds} seeds; a difference is taken from the run of the same seed"] if seeds > 1 else []
 
 
@@ -148,13 +148,13 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     """The smoothed loss of each row minus that of the baseline's run of the same seed. A shaded area shows the limit of
     the tail's difference."""
     names, points = frame.differing(), list[Values]()
-    cells = [cell for cell in frame.ordered(names) if frame.base.get(cell, cell) != cell]
-    if len({frame.base[cell] for cell in cells}) != 1:
+    compared = frame.select(frame.ordered(names)).compared
+    if len({base for _, base in compared}) != 1:
         return None
-    baseline = curves_of(frame.by_seed(frame.base[cells[0]]))
+    baseline = curves_of(compared[0][1].by_seed)
     width = share(min(map(len, baseline.values()), default=1), SMOOTHED_FRACTION)
-    for cell in cells[:MAX_SERIES]:
-        label, pairs = frame.describe(cell, names), _pairs(frame, cell)
+    for cell, _ in compared[:MAX_SERIES]:
+        label, pairs = cell.describe(names), _pairs(cell)
         if not pairs:
             continue
         smoothed, reference = (curve.smoothed(width)[: min(map(len, pairs[0]))] for curve in pairs[0])

@@ -92,7 +92,7 @@ def kernels_answer(findings: KernelFindings) -> Answer:
 def run_lines(findings: KernelFindings, label: str = "run") -> list[Line]:
     """One line with the settings of a trace's run, worded as in a report; no line for a trace without a run."""
     run = findings.trace.run
-    return [Line(label, frame_of([run], None).describe(0, _SETTINGS))] if run and findings.run else []
+    return [Line(label, frame_of([run], None).cells[0].describe(_SETTINGS))] if run and findings.run else []
 
 
 def communication_table(findings: Sequence[KernelFindings]) -> Table:

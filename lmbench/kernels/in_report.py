@@ -13,7 +13,7 @@ from lmbench.report import units
 from lmbench.report.answer import Cell
 from lmbench.report.columns import CHANGE, STEP, Quantity, beside
 from lmbench.report.console import shortened
-from lmbench.report.frame import Expression, Frame
+from lmbench.report.frame import Expression, Frame, MeasuredCell
 from lmbench.report.run import what_sets
 from lmbench.report.units import MS, PERCENT, Unit
 from lmbench.report.view import Feature
@@ -52,9 +52,9 @@ def _unhidden_fraction(run: RunRecord) -> float | None:
     return 1 - without_s / with_s if with_s and without_s else None
 
 
-def _top_other(frame: Frame, cell: int) -> Cell | None:
+def _top_other(_frame: Frame, cell: MeasuredCell) -> Cell | None:
     """The longest kernel of the step that is not a matrix product, and its share of kernel time."""
-    if (row := beside("kernels.phases.step.top_other")(frame, cell)) is None:
+    if (row := cell.first("kernels.phases.step.top_other")) is None:
         return None
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
@@ -63,29 +63,29 @@ def _top_other(frame: Frame, cell: int) -> Cell | None:
 WHAT_IF, NOTHING_CHANGED = "measure.what_if", "nothing"
 
 
-def _predicted_s(frame: Frame, cell: int) -> float | None:
+def _predicted_s(frame: Frame, cell: MeasuredCell) -> float | None:
     """The step of a cell that makes a what-if true, predicted from the step and the trace of the unchanged cell.
 
     A change counts as a share of the step by the trace. Without launches what is left is the device's time, which a
     profiler lengthens a little.
     """
-    unchanged = [other for other, facts in frame.facts.items() if facts.get(WHAT_IF) == NOTHING_CHANGED]
+    unchanged = [other for other in frame.cells if other.facts.get(WHAT_IF) == NOTHING_CHANGED]
     if not unchanged:
         return None
-    base = max(unchanged, key=lambda other: len(frame.facts[other].items() & frame.facts[cell].items()))
-    changes = beside("kernels.what_if")(frame, base)
-    path_s: float = beside("kernels.path_s")(frame, base)
-    words = frame.facts[cell].get(WHAT_IF)
-    change_s, steps_s = (changes or {}).get(words), frame.numbers(base, STEP.expression)
+    base = max(unchanged, key=lambda other: len(other.facts.items() & cell.facts.items()))
+    changes = base.first("kernels.what_if")
+    path_s: float = base.first("kernels.path_s")
+    words = cell.facts.get(WHAT_IF)
+    change_s, steps_s = (changes or {}).get(words), base.numbers(STEP.expression)
     if change_s is None or not steps_s:
         return None
     step_s = fmean(steps_s)
     return float(min(path_s + change_s, step_s) if words == "launches=0" else step_s * (1 + change_s / path_s))
 
 
-def _prediction_error(frame: Frame, cell: int) -> float | None:
+def _prediction_error(frame: Frame, cell: MeasuredCell) -> float | None:
     """The predicted minus the measured step of a cell, as a share of the measured one."""
-    predicted_s, steps_s = _predicted_s(frame, cell), frame.numbers(cell, STEP.expression)
+    predicted_s, steps_s = _predicted_s(frame, cell), cell.numbers(STEP.expression)
     return predicted_s / fmean(steps_s) - 1 if predicted_s and steps_s else None
 
 
@@ -124,11 +124,14 @@ COLUMNS: tuple[Quantity, ...] = (
 )  # fmt: skip
 
 
-def _path_or_reason(frame: Frame, cell: int) -> list[str]:
+def _path_or_reason(cell: MeasuredCell) -> list[str]:
     """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
-    shown, every = (frame.runs_of(cell, "ok", of_every_pass) for of_every_pass in (False, True))
-    reasons = [run.record.kernels.reason for run in shown if run.record.is_profiled and run.record.kernels is not None]
-    paths = [what_sets(run.record.kernels) for run in every if run.record.kernels is not None]
+    reasons = [
+        run.record.kernels.reason for run in cell.ok if run.record.is_profiled and run.record.kernels is not None
+    ]
+    paths = [
+        what_sets(run.record.kernels) for run in cell.runs if run.outcome == "ok" and run.record.kernels is not None
+    ]
     return list(dict.fromkeys(filter(None, [*paths, *reasons])))
 
 

@@ -14,7 +14,7 @@ from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
 from lmbench.report.charts import colour, template
 from lmbench.report.columns import Quantity, beside
-from lmbench.report.frame import Frame
+from lmbench.report.frame import MeasuredCell
 from lmbench.report.units import GIB, PERCENT, gib
 from lmbench.report.view import Feature
 
@@ -74,9 +74,9 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     )  # fmt: skip
 
 
-def _no_history(frame: Frame, cell: int) -> list[str]:
+def _no_history(cell: MeasuredCell) -> list[str]:
     """The reasons why runs of a cell have no history, each once. A guard tells that a history is not complete."""
-    histories = (run.record.memory_history for run in frame.runs_of(cell, of_every_pass=True))
+    histories = (run.record.memory_history for run in cell.runs)
     return [*dict.fromkeys(f"no history: {history.reason}" for history in histories if history and history.reason)]
 
 

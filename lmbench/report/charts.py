@@ -13,7 +13,7 @@ from lmbench.report import shipped
 from lmbench.report.answer import Chart, Spec, listed
 from lmbench.report.columns import MEASURED, RELATIVE, Quantity, first_steps
 from lmbench.report.facts import heading
-from lmbench.report.frame import Frame
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.view import Catalogue, ChartKind, ChartSpec, ColumnOf, Feature
 
 #: Limits beyond which a table says more than a picture: series of a chart, bars of a chart, charts of one spec.
@@ -40,7 +40,7 @@ def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Ch
     """
     kind = catalogue.chart_kinds[spec.kind]
     if kind.by_baseline:
-        names = frame.select(cell for cell in frame.facts if frame.base.get(cell) == cell).differing()
+        names = frame.select(cell for cell in frame.cells if cell.base == cell).differing()
     elif kind.has_rows:
         names = []
     else:
@@ -48,7 +48,7 @@ def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Ch
     charts = []
     for part in frame.by(names):
         if chart := kind.build(spec, part, catalogue.column):
-            title = listed(spec.title, part.describe(next(iter(part.facts)), names), separator=": ")
+            title = listed(spec.title, part.cells[0].describe(names), separator=": ")
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
     if (more := len(charts) - MAX_CHARTS) > 0:
@@ -69,10 +69,10 @@ def template(name: str) -> Values:
     return spec
 
 
-def rows_of(frame: Frame) -> list[tuple[str, int]]:
+def rows_of(frame: Frame) -> list[tuple[str, MeasuredCell]]:
     """The cells in order, each with a label of the facts that differ."""
     names = frame.differing()
-    return [(frame.describe(cell, names) or frame.name(cell), cell) for cell in frame.ordered(names)]
+    return [(cell.describe(names) or cell.name, cell) for cell in frame.ordered(names)]
 
 
 def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec) -> Spec:
@@ -104,20 +104,20 @@ def _rows(points: Points, title: str) -> Spec:
     return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
 
 
-def points_of(column: Quantity, frame: Frame) -> dict[int, Values]:
+def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:
     """By cell its value in the column's unit with the interval between processes, or its outcome, with a tooltip.
 
     A cell that ended well but has no value has no point.
     """
     values, unit = column.of(frame), column.unit
-    points: dict[int, Values] = {}
-    for cell in frame.facts:
-        figure, outcome, name = values.get(cell), frame.outcome(cell), frame.name(cell)
-        if cell not in frame.ok:
-            points[cell] = {"outcome": outcome, "tip": f"{name}: {outcome}"}
+    points: dict[MeasuredCell, Values] = {}
+    for cell in frame.cells:
+        figure = values.get(cell)
+        if not cell.ok:
+            points[cell] = {"outcome": cell.outcome, "tip": f"{cell.name}: {cell.outcome}"}
         elif figure is not None and isinstance(figure.value, int | float):
             y = figure.value * unit.scale
-            points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)}"}
+            points[cell] = {"y": y, "tip": f"{cell.name}: {column.title} {column.text(figure)}"}
             if figure.low is not None:
                 points[cell] |= {"low": figure.low * unit.scale, "high": figure.high * unit.scale}
     return points
@@ -138,7 +138,7 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
     # Where all cells share the float32 matmul, tables name the precision alone, and so does the legend.
     series_facts = [name for name in spec.series if name != "matmul" or name in differing]
-    positions = [(cell, frame.describe(cell, series_facts), frame.facts[cell].get(spec.x)) for cell in cells]
+    positions = [(cell, cell.describe(series_facts), cell.facts.get(spec.x)) for cell in cells]
     if spec.kind == "rows":
         positions = [(cell, "", label) for label, cell in rows_of(frame)]
     is_scale = is_line and spec.x not in frame.course
@@ -166,7 +166,7 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
         ticks = {"labelExpr": _LENGTH_LABEL, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
         return Chart("", picture("lines", points, x=x, y=_log(title)))
-    x = {"sort": [str(frame.facts[cell].get(spec.x)) for cell in frame.ordered([spec.x])], "title": heading(spec.x)}
+    x = {"sort": [str(cell.facts.get(spec.x)) for cell in frame.ordered([spec.x])], "title": heading(spec.x)}
     return Chart("", picture("bars", points, x=x, xOffset={"sort": names}, y={"title": title}))
 
 

@@ -30,7 +30,7 @@ from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, Column, listed, text_of
-from lmbench.report.frame import Expression, Frame
+from lmbench.report.frame import Expression, Frame, MeasuredCell
 from lmbench.report.units import GIB, MS, PERCENT, SECONDS, TIMES, Unit, signed, unit_of
 
 #: The placeholder of the baseline's name in a title.
@@ -84,42 +84,41 @@ class Quantity:
         about = "" if field else (getdoc(self.expression) or "").partition("\n\n")[0]
         return listed(f"{title} ({origin})" if origin else title, about, separator=": ")
 
-    def of(self, frame: Frame) -> dict[int, Any]:
+    def of(self, frame: Frame) -> dict[MeasuredCell, Any]:
         """The value of each cell that has one, as a Cell of an answer."""
-        if self.over is None:
-            values = {cell: self.expression(frame, cell) for cell in frame.facts}
-            cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
-            # The rows of a section are tested together.
-            tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
-            for cell, p in zip(tested, holm([*tested.values()]), strict=True):
-                cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
-            return cells
-        cells = dict[int, Cell]()
-        for cell in frame.ok:
-            numbers = frame.numbers(cell, self.expression)
-            if not numbers and self.name.startswith(_SCALARS):
-                # A room's observer logs in the runs of its pass alone.
-                value = beside(self.name)(frame, cell)
-                numbers = [] if value is None else [value]
-            if numbers:
-                std = low = high = None
-                if self.has_spread:
-                    std = sample_std(numbers)
-                    # A sum of phases has no standard deviation within a run.
-                    if std is None and "+" not in self.expression:
-                        std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
-                    if len(numbers) >= MIN_REPEATS:
-                        low, high = mean_interval(numbers)
-                        # A wide spread of few processes reaches below zero, where no time is.
-                        low = max(low, 0.0)
-                cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
+        values = {
+            cell: self._of_runs(cell, self.over) if self.over else self.expression(frame, cell) for cell in frame.cells
+        }
+        cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
+        # The rows of a section are tested together.
+        tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
+        for cell, p in zip(tested, holm([*tested.values()]), strict=True):
+            cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
         return cells
+
+    def _of_runs(self, cell: MeasuredCell, over: Over) -> Any:
+        """The numbers of the cell's processes as one, with their spread and interval where the column shows them."""
+        numbers = cell.numbers(self.expression)
+        if not numbers:
+            # A room's observer logs in the runs of its pass alone.
+            return cell.first(self.name) if cell.ok and self.name.startswith(_SCALARS) else None
+        std = low = high = None
+        if self.has_spread:
+            std = sample_std(numbers)
+            # A sum of phases has no standard deviation within a run.
+            if std is None and "+" not in self.expression:
+                std = next(iter(cell.numbers(self.expression.replace("mean_s", "std_s"))), None)
+            if len(numbers) >= MIN_REPEATS:
+                low, high = mean_interval(numbers)
+                # A wide spread of few processes reaches below zero, where no time is.
+                low = max(low, 0.0)
+        return Cell(_REDUCTIONS[over](numbers), std, low, high)
 
     def heading(self, frame: Frame) -> Column:
         """The column of a table that shows this one."""
         unit = self.unit
         if self.name.startswith(_SCALARS) and not unit.word:
-            words = (row.run.record.scalar_units.get(self.name.removeprefix(_SCALARS)) for row in frame.runs)
+            words = (run.record.scalar_units.get(self.name.removeprefix(_SCALARS)) for run in frame.runs)
             unit = replace(unit, word=next(filter(None, words), ""))
         return Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
 
@@ -129,21 +128,16 @@ class Quantity:
 
 
 #: A function of a cell that returns a number, a Cell of an answer, or None.
-Read = Callable[[Frame, int], Any]
+Read = Callable[[Frame, MeasuredCell], Any]
 
 
 def beside(name: str) -> Read:
-    """A function of a cell: the first value that one of its runs has under this dotted name.
+    """A function of a cell: the first value that one of its runs, of any pass and outcome, has under this dotted name.
 
-    Runs of any pass and outcome count. Memory histories and traces come from runs of their own beside the timed ones,
-    and predictions are the same in all runs.
+    Memory histories and traces come from runs of their own beside the timed ones, and predictions are the same in all
+    runs.
     """
-
-    def first(frame: Frame, cell: int) -> Any:
-        values = (value_at(run.record, name) for run in frame.runs_of(cell, of_every_pass=True))
-        return next((value for value in values if value is not None), None)
-
-    return first
+    return lambda _frame, cell: cell.first(name)
 
 
 def _first_step(cache_kind: str) -> Expression:
@@ -188,14 +182,16 @@ _FEW_PROCESSES = f"not decided: fewer than {MIN_REPEATS} processes on a side; --
 _UNDECIDED = "undecided: may be chance, by Holm's correction over the rows"
 
 
-def _ratio(frame: Frame, expression: str, cell: int, base: int, scale: float = 1.0, over: Over = "mean") -> Any:
+def _ratio(
+    expression: str, cell: MeasuredCell, base: MeasuredCell, scale: float = 1.0, over: Over = "mean"
+) -> Cell | None:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
     None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. With
     too few processes on a side there is a note instead of the interval. The cell's numbers are multiplied by `scale`;
     `over` names the mean, as in Quantity.
     """
-    base_numbers, numbers = frame.numbers(base, expression), [n * scale for n in frame.numbers(cell, expression)]
+    base_numbers, numbers = base.numbers(expression), [n * scale for n in cell.numbers(expression)]
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
         return None
     if cell == base:
@@ -207,40 +203,40 @@ def _ratio(frame: Frame, expression: str, cell: int, base: int, scale: float = 1
     return Cell(point, low=ratio.low, high=ratio.high, p=ratio.p)
 
 
-def _against(read: Callable[[Frame, int, int], Any]) -> Read:
+def _against(read: Callable[[MeasuredCell, MeasuredCell], Any]) -> Read:
     """A function of a cell from one of a cell and its baseline; None for cells without a baseline."""
-    return wraps(read)(lambda frame, cell: read(frame, cell, frame.base[cell]) if cell in frame.base else None)
+    return wraps(read)(lambda frame, cell: cell.base and read(cell, cell.base))
 
 
-def _speedup(frame: Frame, cell: int, base: int, scale: float = 1.0) -> Any:
+def _speedup(cell: MeasuredCell, base: MeasuredCell, scale: float = 1.0) -> Cell | None:
     """The ratio of tokens/s, since steps may differ in size; of step times where no tokens are counted."""
-    return _ratio(frame, "throughput.tokens_per_s", cell, base, scale, "harmonic mean") or _ratio(
-        frame, STEP.expression, base, cell, scale
+    return _ratio("throughput.tokens_per_s", cell, base, scale, "harmonic mean") or _ratio(
+        STEP.expression, base, cell, scale
     )
 
 
-def _efficiency(frame: Frame, cell: int, base: int) -> Any:
+def _efficiency(cell: MeasuredCell, base: MeasuredCell) -> Cell | None:
     """The speed-up divided by the ratio of ranks: weak scaling if the batch of a rank stays, strong if it shrinks."""
     # A run that died early has its ranks as planned, such as `auto`.
-    ranks, base_ranks = (max(frame.numbers(side, "world_size"), default=1) for side in (cell, base))
-    return _speedup(frame, cell, base, base_ranks / ranks)
+    ranks, base_ranks = (max(side.numbers("world_size"), default=1) for side in (cell, base))
+    return _speedup(cell, base, base_ranks / ranks)
 
 
-def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
+def _memory_change(cell: MeasuredCell, base: MeasuredCell) -> float | None:
     """The relative change of the device's peak memory, or of that predicted for a device."""
     for name in ("memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes"):
-        peak, base_peak = (max(frame.numbers(side, name), default=0) for side in (cell, base))
+        peak, base_peak = (max(side.numbers(name), default=0) for side in (cell, base))
         if peak and base_peak:
             return peak / base_peak - 1
     return None
 
 
-def _difference(field: str, is_relative: bool = False) -> Callable[[Frame, int, int], Any]:
+def _difference(field: str, is_relative: bool = False) -> Callable[[MeasuredCell, MeasuredCell], Any]:
     """A field minus the baseline's, from two runs with the same seeds of weights and data; with `is_relative` as a
     fraction of the baseline's."""
 
-    def of(frame: Frame, cell: int, base: int) -> Any:
-        runs, base_runs = frame.by_seed(cell), frame.by_seed(base)
+    def of(cell: MeasuredCell, base: MeasuredCell) -> Any:
+        runs, base_runs = cell.by_seed, base.by_seed
         seed = next((seed for seed in runs if seed in base_runs), None)
         if seed is None:
             return None

@@ -3,223 +3,102 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from msgspec import Struct
+from typing import Any
 
 from lmbench.errors import UsageError
-from lmbench.files import is_file
-from lmbench.masking import shown
-from lmbench.records.codec import DamagedRecord, read_packed
-from lmbench.records.load import StoredRun, find_runs, load_known, process_of
-from lmbench.records.measured import RunError
-from lmbench.records.named import sweep_of
-from lmbench.records.passes import TIMING, pass_of
-from lmbench.records.run import RunRecord, SweepPlace
+from lmbench.records.load import StoredRun, process_of
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
-from lmbench.records.store import SWEEP_FILE, TUNING_FILE
-from lmbench.records.vocabulary import INCORRECT, Values
 from lmbench.report.answer import Value
-from lmbench.report.facts import (
-    CONSEQUENCES,
-    ENVIRONMENT,
-    FACT,
-    NO_ROWS,
-    OF_SHAPE,
-    SEEDS,
-    Facts,
-    describe,
-    is_notable,
-    other_axes,
-    other_settings,
-    plain,
-    planned,
-    read_facts,
-    sort_key,
-)
+from lmbench.report.facts import CONSEQUENCES, ENVIRONMENT, FACT, OF_SHAPE, Facts, describe, is_notable, plain, sort_key
+from lmbench.report.groups import Group, ReportedRun, reported
 
 #: A number of a run: the dotted name of a field of its record, a sum of fields (`a + b`), or a function of the record.
 Expression = str | Callable[[RunRecord], float | None]
 
 
-class _PlannedCell(Struct):
-    """A cell in sweep.json."""
+@dataclass(eq=False)
+class MeasuredCell:
+    """A cell with its runs in all passes and its facts as far as they are known.
 
-    id: str
-    axes: Values | None = None
-
-
-class _Plan(Struct):
-    """The repeats in sweep.json. A sweep of two sides ends with its verdict, and a search takes what it needs."""
-
-    repeats: int = 3
-    sides: Any = None
-    largest: Any = None
-
-
-class SweepSummary(Struct):
-    """The parts of sweep.json that a report needs."""
-
-    name: str | None = None
-    command: str = ""
-    view: Any = None
-    axes: Values | list[str] | None = None
-    cells: list[_PlannedCell] = []
-    file: _Plan | None = None
-
-    def missing(self, count: int) -> str:
-        """A text for a sweep that has fewer runs than its cells and repeats make; empty if none is missing."""
-        if self.file is None or self.file.sides or self.file.largest:
-            return ""
-        passes = [(cell.axes or {}).get("pass", TIMING) for cell in self.cells]
-        total = sum(self.file.repeats if name == TIMING else 1 for name in passes)
-        return f"{count} of {total} runs" if count < total else ""
-
-
-class RunRow(NamedTuple):
-    """A run with its facts.
-
-    `row` identifies its cell in a sweep: the axes without seeds and pass. `seed` has the seeds of weights and data.
-    `is_shown` says that the run's times are shown: normally those of the timing pass.
+    `base` is the cell that it is compared with, None without one.
     """
 
-    run: StoredRun
+    runs: Sequence[ReportedRun]
     facts: Facts
-    row: str | None
-    repeat: int
-    seed: tuple[Any, ...] | None
-    is_profiled: bool
-    is_shown: bool
+    base: MeasuredCell | None = None
+
+    @cached_property
+    def shown(self) -> list[ReportedRun]:
+        """The runs whose times are shown."""
+        return [run for run in self.runs if run.is_shown]
+
+    @cached_property
+    def ok(self) -> list[ReportedRun]:
+        """The shown runs that ended well."""
+        return [run for run in self.shown if run.outcome == "ok"]
+
+    @cached_property
+    def samples(self) -> list[ReportedRun]:
+        """The shown runs that ended well, the first of each process, on which all statistics rest."""
+        first_of = dict[tuple[object, ...], ReportedRun]()
+        for run in self.ok:
+            first_of.setdefault(process_of(run), run)
+        return [*first_of.values()]
 
     @property
-    def is_counted(self) -> bool:
-        """Whether the run is in the statistics of its cell: a shown one that ended well."""
-        return self.is_shown and self.run.outcome == "ok"
+    def by_seed(self) -> dict[Any, ReportedRun]:
+        """The first ok run for each seed of weights and data."""
+        return {run.seed: run for run in reversed(self.ok) if run.seed is not None}
 
+    @property
+    def outcome(self) -> str:
+        """`ok` if one of the runs ended well, else the outcome of the first run as tables show it."""
+        return "ok" if self.ok else next((run.outcome_label for run in self.shown), "ok")
 
-@dataclass
-class Group:
-    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty.
+    def numbers(self, expression: Expression) -> list[float]:
+        """The number of each sample that has it."""
+        records = [run.record for run in self.samples]
+        if isinstance(expression, str):
+            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
+            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
+        else:
+            values = list(map(expression, records))
+        return [value for value in values if value is not None and not math.isnan(value)]
 
-    `copies` are names of folders with copies of these runs, which do not count.
-    """
+    def first(self, name: str) -> Any:
+        """The first value that one of the runs, of any pass and outcome, has under this dotted name."""
+        values = (value_at(run.record, name) for run in self.runs)
+        return next((value for value in values if value is not None), None)
 
-    home: Path | None
-    sweep: SweepSummary = field(default_factory=SweepSummary)
-    rows: list[RunRow] = field(default_factory=list)
-    copies: list[str] = field(default_factory=list)
+    def describe(self, names: Sequence[str]) -> str:
+        """The named facts, as people say them; a precision without its float32 matmul as tables have it."""
+        return describe(self.facts, names, has_matmul="matmul" in names)
 
     @property
     def name(self) -> str:
-        return (self.sweep.name or self.home.name) if self.home else ""
-
-
-def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
-    """Read every run at or below the paths, without its steps; an unreadable run is kept as damaged.
-
-    Args:
-        is_by_sweep: make a group of each sweep's runs; otherwise all runs are one group.
-
-    Raises:
-        UsageError: a path does not exist or holds no result.
-    """
-    groups, seen, trials = dict[Path | None, Group](), set(), set()
-    for folder in find_runs(paths):
-        home = sweep_of(folder) if is_by_sweep else None
-        run = load_known(folder)
-        if home not in groups:
-            groups[home] = Group(home, read_sweep_summary(home) if home else SweepSummary())
-        group = groups[home]
-        identity = home, run.record.run_id, run.record.started_at, run.record.pid
-        if None not in identity[2:] and identity in seen:
-            group.copies.append(folder.name)
-            continue
-        # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
-        # further repeats, which come behind it, are no cell either.
-        cell = home, value_at(run.record, "sweep.cell")
-        if value_at(run.record, "sweep.search") == "trial":
-            trials.add(cell)
-        elif cell not in trials:
-            seen.add(identity)
-            group.rows.append(_row(run, group))
-            # The facts cover these large fields, without which thousands of runs fit into memory.
-            run.record.config = run.record.argv = None
-    return sorted(_with_whole_stages(groups.values()), key=lambda group: (not group.name, group.name))
-
-
-def _with_whole_stages(groups: Iterable[Group]) -> list[Group]:
-    """The groups, with one for each stage of a tuning, which has a folder for each set of cells that it measured."""
-    whole = dict[tuple[Path | None, str], Group]()
-    for group in groups:
-        place = group.home and group.home.absolute()
-        if place is not None and is_file(place.parent / TUNING_FILE):
-            place = place.parent
-            group.sweep.name = f"{group.name} of {place.name}"
-            # It measures what its budget has time for: nothing is missing.
-            group.sweep.file = None
-        first = whole.setdefault((place, group.name), group)
-        if first is not group:
-            first.sweep.cells += group.sweep.cells
-            first.rows += group.rows
-            first.copies += group.copies
-    return list(whole.values())
-
-
-def read_sweep_summary(home: Path) -> SweepSummary:
-    """What sweep.json in a sweep's folder tells a report; nothing if it is damaged: its runs are shown all the same."""
-    with suppress(DamagedRecord):
-        return read_packed(home / SWEEP_FILE, SweepSummary)
-    return SweepSummary()
-
-
-def _row(run: StoredRun, group: Group) -> RunRow:
-    """The run's row. Its cell in the sweep is stated by the record, or else by the folder's name and sweep.json."""
-    record, place = run.record, run.record.sweep or SweepPlace()
-    cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
-    planned_cell = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
-    axes = (planned_cell.axes or {}) if place.axes is None else place.axes
-    # Runs of a user's own script have no configuration; the parameter count still tells models of two sizes apart.
-    size = record.model.parameter_count
-    config = record.config or ({"model.parameter_count": size} if size is not None else {})
-    plan = (axes, config)
-    row_axes = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
-    seeds = [planned(plan, seed) for seed in SEEDS]
-    profiler = planned(plan, "trainer.profiler")
-    return RunRow(
-        run,
-        read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
-        as_text(row_axes) if axes else cell,
-        place.repeat or 0,
-        None if None in seeds else (*seeds, record.data.source),
-        is_profiled=bool(profiler if record.is_profiled is None else record.is_profiled),
-        is_shown=pass_of(record, axes).name == TIMING,
-    )
+        """The cell in words, by the facts that people choose first."""
+        return self.describe(("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The runs of a group by their cells, which are numbered.
+    """The runs of a group by their cells.
 
-    `rows` are the runs of each cell in all passes, `facts` its facts as far as they are known. `baseline` are the facts
-    that cells are compared with, `base` is the cell that has them for each cell that can be compared. `course` has the
-    values, in order, of the fact over which configurations are followed (`commit` or `time`), and of environments.
+    `baseline` are the facts that cells are compared with. `course` has the values, in order, of the fact over which
+    configurations are followed (`commit` or `time`), and of environments.
     """
 
-    rows: Mapping[int, Sequence[RunRow]]
-    facts: Mapping[int, Facts]
+    cells: Sequence[MeasuredCell]
     baseline: Facts = field(default_factory=dict)
-    base: Mapping[int, int] = field(default_factory=dict)
     course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-
-    # runs
 
     @property
     def base_name(self) -> str:
@@ -228,73 +107,42 @@ class Frame:
         return describe(self.baseline, names).replace(",", "")
 
     @property
-    def runs(self) -> list[RunRow]:
-        return [row for rows in self.rows.values() for row in rows]
+    def runs(self) -> list[ReportedRun]:
+        return [run for cell in self.cells for run in cell.runs]
 
-    @cached_property
-    def ok(self) -> dict[int, list[StoredRun]]:
-        """The shown runs of each cell that ended well, the first of each process, on which all statistics rest; cells
-        without one are left out."""
-        samples = dict[int, list[StoredRun]]()
-        for cell in self.rows:
-            first_of = dict[tuple[object, ...], StoredRun]()
-            for run in self.runs_of(cell, "ok"):
-                first_of.setdefault(process_of(run), run)
-            if first_of:
-                samples[cell] = [*first_of.values()]
-        return samples
+    @property
+    def samples(self) -> list[ReportedRun]:
+        """The samples of all cells."""
+        return [run for cell in self.cells for run in cell.samples]
 
-    def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
-        """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""
-        rows = (row for row in self.rows[cell] if of_every_pass or row.is_shown)
-        return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
+    @property
+    def compared(self) -> list[tuple[MeasuredCell, MeasuredCell]]:
+        """The cells that have another cell as their base, each with that base."""
+        return [(cell, cell.base) for cell in self.cells if cell.base is not None and cell.base != cell]
 
-    def by_seed(self, cell: int) -> dict[Any, StoredRun]:
-        """The cell's first ok run for each seed of weights and data."""
-        rows = [row for row in self.rows[cell] if row.is_counted and row.seed is not None]
-        return {row.seed: row.run for row in reversed(rows)}
-
-    def outcome(self, cell: int) -> str:
-        """`ok` if one of the cell's runs ended well, else the outcome of the first run as tables show it."""
-        return "ok" if cell in self.ok else next(map(outcome_label, self.runs_of(cell)), "ok")
-
-    def numbers(self, cell: int, expression: Expression) -> list[float]:
-        """The number of each of the cell's ok runs that has it."""
-        records = [run.record for run in self.ok.get(cell, ())]
-        if isinstance(expression, str):
-            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
-            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
-        else:
-            values = list(map(expression, records))
-        return [value for value in values if value is not None and not math.isnan(value)]
-
-    # cells
-
-    def select(self, cells: Iterable[int]) -> Frame:
+    def select(self, cells: Iterable[MeasuredCell]) -> Frame:
         """The frame of these cells, in their order."""
-        cells = list(cells)
-        return replace(self, rows={cell: self.rows[cell] for cell in cells}, facts={n: self.facts[n] for n in cells})
+        return replace(self, cells=[*cells])
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
         """A frame for each combination of these facts, in order."""
-        for _, cells in groupby(self.ordered(names), lambda cell: [self.facts[cell].get(name) for name in names]):
+        for _, cells in groupby(self.ordered(names), lambda cell: [cell.facts.get(name) for name in names]):
             yield self.select(cells)
 
-    def ordered(self, names: Sequence[str]) -> list[int]:
+    def ordered(self, names: Sequence[str]) -> list[MeasuredCell]:
         """The cells sorted by these facts, the first fact first."""
 
-        def key(name: str, cell: int) -> Any:
-            value = self.facts[cell].get(name)
+        def key(name: str, value: Value) -> Any:
             return self.course[name].index(value) if name in self.course else sort_key(name, value)
 
-        return sorted(self.facts, key=lambda cell: [key(name, cell) for name in names])
+        return sorted(self.cells, key=lambda cell: [key(name, cell.facts.get(name)) for name in names])
 
     @cached_property
     def values(self) -> dict[str, set[Value]]:
         """The known values of each fact: first the facts of FACT in its order, then others by name."""
         values = defaultdict[str, set[Value]](set)
-        for facts in self.facts.values():
-            for name, value in facts.items():
+        for cell in self.cells:
+            for name, value in cell.facts.items():
                 values[name].add(value)
         return {name: values[name] for name in in_order(values.keys())}
 
@@ -303,7 +151,7 @@ class Frame:
 
         A fact that is missing because all runs of a cell died early does not differ.
         """
-        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", of_every_pass=True)]
+        recorded = [cell.facts for cell in self.cells if any(run.outcome == "ok" for run in cell.runs)]
         return [
             name
             for name, (value, *others) in self.values.items()
@@ -314,7 +162,7 @@ class Frame:
         """Facts that differ between cells and do not follow from others: those that labels name."""
 
         def count(*names: str) -> int:
-            return len({tuple(map(facts.get, names)) for facts in self.facts.values()})
+            return len({tuple(map(cell.facts.get, names)) for cell in self.cells})
 
         follow = CONSEQUENCES | {name for name in OF_SHAPE if count("size", name) == count("size")}
         return [name for name in self.varying() if name not in follow and name not in left_out]
@@ -324,16 +172,8 @@ class Frame:
         varying = self.varying()
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
 
-    def describe(self, cell: int, names: Sequence[str]) -> str:
-        """The named facts of the cell, as people say them; a precision without its float32 matmul as tables have it."""
-        return describe(self.facts[cell], names, has_matmul="matmul" in names)
-
-    def name(self, cell: int) -> str:
-        """The cell in words, by the facts that people choose first."""
-        return self.describe(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
-
     def against(self, baseline: Facts) -> Frame:
-        """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
+        """The frame, each cell with its base: the cell with the baseline's facts whose other facts are the same.
 
         A fact that one of the two lacks counts as the same: only some cells may have an axis, and a run may have died
         early. Of several such cells, the one with most of the facts is taken.
@@ -341,15 +181,14 @@ class Frame:
         if not baseline:
             return self
         ignored = dict.fromkeys(CONSEQUENCES - baseline.keys())
-        compared = {cell: dict(facts, **ignored) for cell, facts in self.facts.items()}
+        compared = {cell: cell.facts | ignored for cell in self.cells}
         candidates = [cell for cell, facts in compared.items() if baseline.items() <= facts.items()]
-        base = {}
         for cell, facts in compared.items():
             wanted = {**facts, **baseline}.items()
             agreeing = [other for other in candidates if all(compared[other].get(name, v) == v for name, v in wanted)]
-            if agreeing:
-                base[cell] = max(agreeing, key=lambda other: len(wanted & compared[other].items()))
-        return replace(self, baseline=baseline, base=base)
+            shared = {other: len(wanted & compared[other].items()) for other in agreeing}
+            cell.base = max(agreeing, key=shared.__getitem__, default=None)
+        return replace(self, baseline=baseline)
 
 
 def make_frame(group: Group, is_profiled: bool = False) -> Frame:
@@ -360,51 +199,37 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     Args:
         is_profiled: show the profiled runs instead of the timed ones.
     """
-    gpus = {row.facts["gpu"] for row in group.rows if "gpu" in row.facts}
+    runs = [replace(run, is_shown=run.is_profiled) for run in group.runs] if is_profiled else group.runs
+    gpus = {run.facts["gpu"] for run in runs if "gpu" in run.facts}
     # A run that died before it recorded its device counts for the only device that there is.
     default_gpu = gpus.pop() if len(gpus) == 1 else "device unknown"
-    cells = dict[Any, int]()
-    rows = defaultdict[int, list[RunRow]](list)
-    planned, recorded = defaultdict[int, Facts](dict), defaultdict[int, Facts](dict)
-    for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
-        facts = {"gpu": default_gpu, **row.facts}
-        identity = row.row if group.home else as_text(facts)
-        cell = cells.setdefault((facts["gpu"], identity), len(cells))
-        rows[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
-        # Within a sweep, runs on another host or commit belong to the same cell.
-        stated = {name: fact for name, fact in facts.items() if not group.home or name not in ENVIRONMENT}
-        known = recorded if row.run.outcome == "ok" else planned
-        known[cell] = stated | known[cell]
-    # A run that died early has facts as they were planned, such as `auto`.
-    facts_by_cell = {cell: planned[cell] | recorded[cell] for cell in rows}
-    listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *facts_by_cell.values()]
+    members = defaultdict[Any, list[ReportedRun]](list)
+    for run in sorted(runs, key=lambda run: (run.repeat, run.run_id, str(run.path))):
+        facts = {"gpu": default_gpu, **run.facts}
+        members[facts["gpu"], run.row if group.home else as_text(facts)].append(run)
+    cells = list[MeasuredCell]()
+    # Within a sweep, runs on another host or commit belong to the same cell.
+    left_out = ENVIRONMENT if group.home else ()
+    for (gpu, _), of_cell in members.items():
+        # The first run that is ok counts. One that died early has facts as they were planned, such as `auto`.
+        known = ChainMap(*(run.facts for run in sorted(of_cell, key=lambda run: run.outcome != "ok")))
+        facts = {name: fact for name, fact in known.items() if name not in left_out}
+        cells.append(MeasuredCell(of_cell, {"gpu": gpu, **facts}))
+    listed_facts = [*(cell.axes or {} for cell in group.sweep.cells), *(cell.facts for cell in cells)]
     environments = dict.fromkeys(plain(facts.get("environment")) for facts in listed_facts)
-    return Frame(rows, facts_by_cell, course={"environment": [*environments]})
+    return Frame(cells, course={"environment": [*environments]})
 
 
 def frame_of(runs: Iterable[StoredRun], home: Path | None) -> Frame:
     """The frame of runs by their records alone; `home` is their sweep's folder, None outside sweeps."""
     group = Group(home)
-    group.rows += [_row(run, group) for run in runs]
+    group.runs += [reported(run, group) for run in runs]
     return make_frame(group)
 
 
 def in_order(names: Set[str]) -> list[str]:
     """Names of facts in the order of FACT, then the others by name."""
     return [*(name for name in FACT if name in names), *sorted(names - FACT.keys())]
-
-
-def outcome_label(run: StoredRun) -> str:
-    """How a run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if attention
-    gave wrong results."""
-    word, error = outcome_word(run.outcome), run.record.error or RunError()
-    if error.is_incorrect:
-        return f"{word}: {INCORRECT}"
-    return f"{word} ({shown(error.phase)})" if error.phase else word
-
-
-def outcome_word(outcome: str) -> str:
-    return "OOM" if outcome == "oom" else outcome
 
 
 def parse_baseline(text: str, frame: Frame) -> Facts:

@@ -17,7 +17,8 @@ from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
 from lmbench.report.columns import KNOWN_BY, MEASURED
 from lmbench.report.facts import FACT, Facts, describe, is_notable, plain, read_facts
-from lmbench.report.frame import Frame, frame_of, read_sweep_summary
+from lmbench.report.frame import Frame, frame_of
+from lmbench.report.groups import read_sweep_summary
 from lmbench.report.units import tally
 
 #: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
@@ -80,7 +81,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         choices = (f"{name}={'|'.join(sorted(values)[:_MOST_CHOICES])}" for name, values in known.items())
         raise UsageError(f"--where {where}: no run is so; there are {', '.join(choices)}")
     # Runs whose model was never built record few facts; a missing one is no difference.
-    built = [entry.facts for entry in entries if any("precision" in row.facts for row in entry.frame.runs)]
+    built = [entry.facts for entry in entries if any("precision" in run.facts for run in entry.frame.runs)]
     common = [name for name in _FACTS[2:] if len({facts.get(name) for facts in built}) == 1]
     words = built and describe(built[0], [name for name in common if is_notable(name, built[0].get(name))])
     caption = f"all {words}" if words else ""
@@ -93,7 +94,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     """A result's row, described by the facts `names`; the figures are means over the runs of its only cell."""
-    frame, runs = entry.frame, [row.run for row in entry.frame.runs]
+    cells, runs = entry.frame.cells, entry.frame.runs
     described = describe(entry.facts, [name for name in names if is_notable(name, entry.facts.get(name))])
     count = label = ""
     if len(runs) == 1:
@@ -101,7 +102,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         if not run_pass.has_timing:
             label = run_pass.label
     else:
-        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} runs, "
+        count = f"{len(cells)} cells, " if len(cells) > 1 else f"{len(runs)} runs, "
         outcomes = tally(run.outcome for run in runs if run.outcome != "ok") or "ok"
     if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
         outcomes += f", guards failed: {failed}"
@@ -109,8 +110,8 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         outcomes += f", {missing}"
     words = count + listed(described or runs[0].damage, label)
     # A mean over different cells would say nothing.
-    is_single = len(frame.rows) == 1
-    values = [cell.value if is_single and (cell := column.of(frame).get(0)) else None for column in _FIGURES]
+    figures = [column.of(entry.frame).get(cells[0]) if len(cells) == 1 else None for column in _FIGURES]
+    values = [figure and figure.value for figure in figures]
     began = entry.result.began[0]
     when = Cell(began, text=began[5:16].replace("T", " "))
     return [entry.name, when, words, *values, outcomes, shown_path(entry.result.path)]

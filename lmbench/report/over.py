@@ -20,7 +20,8 @@ from lmbench.report import shipped
 from lmbench.report.answer import Cell, listed
 from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT, environment_of, read_facts
-from lmbench.report.frame import Expression, Frame, Group, RunRow, make_frame
+from lmbench.report.frame import Expression, Frame, MeasuredCell, make_frame
+from lmbench.report.groups import Group, ReportedRun
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import Feature
 
@@ -52,31 +53,31 @@ def frame_over(group: Group, over: Over) -> Frame:
     Raises:
         UsageError: no configuration was measured at two points.
     """
-    rows, starts, settings = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
+    runs, starts, settings = list[tuple[str, Any, ReportedRun]](), dict[str, str](), dict[Any, set[str]]()
     environments = defaultdict[Any, set[Any]](set)
-    for row in group.rows:
-        run, facts, kind = row.run, row.facts, (row.facts.get("gpu"), row.facts.get("size"))
+    for run in group.runs:
+        facts, kind = run.facts, (run.facts.get("gpu"), run.facts.get("size"))
         home = sweep_of(run.path)
         point = str(facts.get("commit") or "") if over == "commit" else str(home or run.path)
-        if run.outcome == "ok" and row.is_shown and point:
+        if run.outcome == "ok" and run.is_shown and point:
             start = (run.record.started_at or "")[:16].replace("T", " ")
             starts[point] = min(start, starts.get(point, start))
             environments[point, home].add(facts.get("environment"))
             names = facts.keys() - ENVIRONMENT - {"environment"}
             settings[kind] = settings.get(kind, names) & names
-            rows.append((point, kind, row))
+            runs.append((point, kind, run))
     history = _git_order(starts) if over == "commit" else {}
     points = sorted(starts, key=lambda point: (history.get(point.rstrip("+"), 0), starts[point]))
     label = {point: point if over == "commit" else starts[point] for point in points}
     are_revisions = over == "commit" and all(len(names) == 1 for names in environments.values())
     always = set[str]() if are_revisions else {"environment"}
     followed = []
-    for point, kind, row in rows:
+    for point, kind, run in runs:
         names = settings[kind] | always
-        facts = {name: fact for name, fact in row.facts.items() if name in names}
-        followed.append(row._replace(facts=facts | {over: label[point]}))
-    frame = replace(make_frame(replace(group, rows=followed)), course={over: list(dict.fromkeys(label.values()))})
-    if all(len(part.facts) < 2 for part in _courses(frame)):
+        facts = {name: fact for name, fact in run.facts.items() if name in names}
+        followed.append(replace(run, facts=facts | {over: label[point]}))
+    frame = replace(make_frame(replace(group, runs=followed)), course={over: list(dict.fromkeys(label.values()))})
+    if all(len(part.cells) < 2 for part in _courses(frame)):
         raise UsageError(f"--over {over}: no configuration was measured at two of them; `lmbench list` shows what was")
     return frame
 
@@ -95,7 +96,7 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 
 
 @lru_cache(maxsize=8)
-def _changes(frame: Frame, expression: Expression) -> dict[int, Cell]:
+def _changes(frame: Frame, expression: Expression) -> dict[MeasuredCell, Cell]:
     """The level changes of a number as fractions with intervals, each at the first cell of the new level.
 
     Where the host, torch or another fact of the environment changed at this cell too, the text has both values: that
@@ -103,12 +104,12 @@ def _changes(frame: Frame, expression: Expression) -> dict[int, Cell]:
     """
     changes = {}
     for part in _courses(frame):
-        numbers = {cell: part.numbers(cell, expression) for cell in part.facts}
+        numbers = {cell: cell.numbers(expression) for cell in part.cells}
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
         for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
             near = [*means][change.index - 1 : change.index + 1]
-            old, new = (environment_of(read_facts(run.record) for run in part.ok[cell]) for cell in near)
+            old, new = (environment_of(read_facts(run.record) for run in cell.samples) for cell in near)
             moved = [
                 f"{name} {listed(*before)} -> {listed(*new[name])}"
                 for name, before in old.items()
@@ -138,17 +139,17 @@ def _headline(frame: Frame) -> Iterator[str]:
     """For each configuration its changes, or that it has none; a line for all those with too few points."""
     names, (over,) = frame.differing(frame.course), frame.course
     parts = [*_courses(frame)]
-    judged = [part for part in parts if len(part.facts) >= _LEAST_POINTS]
+    judged = [part for part in parts if len(part.cells) >= _LEAST_POINTS]
     if short := len(parts) - len(judged):
         yield f"{short} of {len(parts)} configurations have fewer than the {_LEAST_POINTS} points that a change takes"
     for part in judged:
         changes = [
-            f"{column.title} {change.text} at {part.facts[cell][over]}"
+            f"{column.title} {change.text} at {cell.facts[over]}"
             for column in _COLUMNS
             for cell, change in column.of(part).items()
         ]
-        text = ", ".join(changes) or f"no change over {len(part.facts)} points"
-        yield listed(part.describe(next(iter(part.facts)), names), text, separator=": ")
+        text = ", ".join(changes) or f"no change over {len(part.cells)} points"
+        yield listed(part.cells[0].describe(names), text, separator=": ")
 
 
 OVER = Feature(columns=_COLUMNS, headline=_headline)

@@ -18,7 +18,7 @@ from lmbench.reference import FOLDER
 from lmbench.report.answer import Cell
 from lmbench.report.columns import KNOWN_BY, STEP, Quantity
 from lmbench.report.facts import EAGER, ENVIRONMENT, FACT
-from lmbench.report.frame import Frame
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.view import Feature
 
 _PUBLISHED = "published"
@@ -63,12 +63,12 @@ def reference_feature(name: str) -> Feature:
     return Feature(beside=beside)
 
 
-def _comparable(figures: Sequence[_Figure], frame: Frame, cell: int) -> Cell | None:
+def _comparable(figures: Sequence[_Figure], frame: Frame, cell: MeasuredCell) -> Cell | None:
     """The first figure of which the cell has every stated fact.
 
     If the cells differ in size or context, a figure must state that.
     """
-    facts = {name: str(value) for name, value in {**_USUAL, **frame.facts[cell]}.items()}
+    facts = {name: str(value) for name, value in {**_USUAL, **cell.facts}.items()}
     differing = {name for name in ("size", "context") if len(frame.values.get(name, ())) > 1}
     for figure in figures:
         if figure.stated.items() <= facts.items() and differing <= figure.stated.keys():

@@ -22,7 +22,7 @@ from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line, Value
 from lmbench.report.facts import Facts, commit_text, environment_of
-from lmbench.report.frame import Frame, RunRow
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.render import escaped, render
 from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
@@ -51,9 +51,9 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     folders = {file.parent for file in stored}
     with_runs = [path for path in paths if Path(path) not in folders or any(Path(path).rglob(RUN_FILE))]
     sections = read_sections(with_runs, catalogue) if with_runs else []
-    gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
+    gpus = {str(run.facts["gpu"]) for section in sections for run in section.frame.runs if "gpu" in run.facts}
     title = f"lmbench on {', '.join(sorted(gpus))}" if gpus else name
-    rows = [section._replace(frame=split(section.frame)) for split in (_by_cell, _by_run) for section in sections]
+    by_run = [section._replace(frame=_by_run(section.frame)) for section in sections]
     page = (
         f"# {escaped(title)}\n\n"
         f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
@@ -62,7 +62,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     parts = [_page_section(section, catalogue) for section in sections]
     page += render(Answer(sections=[*parts, *stored.values()]), "markdown")
     records = [
-        *cells_table(rows, catalogue).records(),
+        *cells_table([*sections, *by_run], catalogue, _stated).records(),
         *(
             {"sweep": answer.title, **row}
             for answer in stored.values()
@@ -100,27 +100,16 @@ def _page_section(section: Section, catalogue: Catalogue) -> Answer:
     return answer
 
 
-def _by_cell(frame: Frame) -> Frame:
-    """The frame whose facts also name the versions, commits and hosts of each cell's runs."""
-    stated = {cell: {**facts, **_environment(frame.rows[cell])} for cell, facts in frame.facts.items()}
-    return replace(frame, facts=stated)
-
-
 def _by_run(frame: Frame) -> Frame:
     """The frame in which each process that a table counts is a cell, without a baseline."""
-    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
-    for cell, runs in frame.rows.items():
-        for row in runs:
-            if row.run in frame.ok.get(cell, ()):
-                facts[len(rows)] = {**frame.facts[cell], **_environment([row]), "repeat": row.repeat}
-                rows[len(rows)] = [row]
-    return Frame(rows, facts)
+    samples = [(cell, run) for cell in frame.cells for run in cell.samples]
+    return Frame([MeasuredCell([run], {**cell.facts, "repeat": run.repeat}) for cell, run in samples])
 
 
-def _environment(rows: Iterable[RunRow]) -> Facts:
-    """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
-    known = environment_of({**row.facts, "commit": _commits(row.run.record)} for row in rows)
-    return {name: " ".join(values) for name, values in known.items() if values}
+def _stated(cell: MeasuredCell) -> Facts:
+    """The facts of a cell with all versions, commits and hosts of its runs; several are separated by blanks."""
+    known = environment_of({**run.facts, "commit": _commits(run.record)} for run in cell.runs)
+    return cell.facts | {name: " ".join(values) for name, values in known.items() if values}
 
 
 def _commits(run: RunRecord) -> str:
@@ -142,14 +131,14 @@ def _is_committed(run: RunRecord) -> bool:
 
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     """What a reader of the files could object to."""
-    runs = [row for section in sections for row in section.frame.runs]
-    commits = sorted({_commits(row.run.record) for row in runs})
+    records = [run.record for section in sections for run in section.frame.runs]
+    commits = sorted({*map(_commits, records)})
     if len(commits) > 1:
         yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")
-    if not all(_is_committed(row.run.record) for row in runs):
+    if not all(map(_is_committed, records)):
         yield Line("WARN", "the code of some runs had no commit or uncommitted changes, so nobody can repeat them")
     for section in sections:
-        few = sum(len(runs) < MIN_REPEATS for runs in section.frame.ok.values())
+        few = sum(0 < len(cell.samples) < MIN_REPEATS for cell in section.frame.cells)
         if few:
             subject = f"{section.group.name}: {few} of its cells" if section.group.name else f"{few} cells"
             yield Line("WARN", f"{subject} have fewer than {MIN_REPEATS} processes")

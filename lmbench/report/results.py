@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from shlex import quote
@@ -23,19 +23,12 @@ from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.columns import OPEN
-from lmbench.report.frame import (
-    Frame,
-    Group,
-    in_order,
-    make_frame,
-    outcome_label,
-    outcome_word,
-    parse_baseline,
-    read_groups,
-)
+from lmbench.report.facts import Facts
+from lmbench.report.frame import Frame, MeasuredCell, in_order, make_frame, parse_baseline
+from lmbench.report.groups import Group, read_groups
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import environment_text
-from lmbench.report.tables import failed_guards, sentences, view_tables
+from lmbench.report.tables import sentences, view_tables
 from lmbench.report.units import GIB, MS, PERCENT, WORDS, tally
 from lmbench.report.view import GENERIC, Catalogue, View
 
@@ -76,7 +69,7 @@ def report_on(
     rows = [
         (run.run_id, run.outcome, masked_message(repeat_command(run.record, run.path)))
         for section in sections
-        for run, *_ in section.frame.runs
+        for run in section.frame.runs
     ]
     columns = [Column("run", name="run_id"), Column("outcome"), Column("command")]
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
@@ -108,7 +101,7 @@ def read_sections(
         sections.append(Section(group, group_view, frame, note))
     # Sweeps of one name, such as those of two machines, go by their folders.
     for _, same in groupby(groups, lambda group: group.name):
-        homes = {group.home.absolute(): group for group in same if group.home}
+        homes = {group.home: group for group in same if group.home}
         if len(homes) > 1:
             shared = os.path.commonpath(homes)
             for home, group in homes.items():
@@ -129,36 +122,37 @@ def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
 
 def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
-    timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
+    timed = frame.select(cell for cell in frame.cells if cell.shown)
     # If rows name their commits, the line of an environment leaves the code out, so that each is listed once.
     names_commits = "commit" in frame.varying()
     environments = {
-        environment_text(row.run.record.environment, row.facts.get("gpu"), with_code=not names_commits)
-        for row in frame.runs
-        if row.run.record.environment is not None
+        environment_text(run.record.environment, run.facts.get("gpu"), with_code=not names_commits)
+        for run in frame.runs
+        if run.record.environment is not None
     }
     # The view's question is answered by the view's own sentences, then by those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     answers = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
-    runs = [run for runs in frame.ok.values() for run in runs]
     warnings = []
-    for guards in guards_by_name(runs, "warn").values():
+    for guards in guards_by_name(frame.samples, "warn").values():
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
-        warnings.append(Line("WARN", f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}"))
+        warnings.append(
+            Line("WARN", f"{len(guards)} of {_count(len(frame.samples), 'run')}, at worst: {worst.message}")
+        )
     unfinished = []
-    if group.home is not None and (missing := group.sweep.missing(len(group.rows))):
+    if group.home is not None and (missing := group.sweep.missing(len(group.runs))):
         again = Line(GO_ON, f"lmbench sweep {quote(shown_path(group.home))}", is_whole=True)
         unfinished = [Line("unfinished", missing), again]
     tables = view_tables(view, timed, catalogue)
     # A study for GPUs has no figures in some of its tables on a CPU.
     titles = {table.title for table in tables}
     absent = [spec.title for spec in view.tables if spec.title not in titles]
-    empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.ok else ""
+    empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.samples else ""
     beside = [column for table in view.tables for column in catalogue.columns_of(table)[len(table.columns) :]]
     is_apart = beside and not any(column.of(timed) for column in beside)
     copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
-    counts = tally(outcome_word(row.run.outcome) for row in frame.runs)
-    days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
+    counts = tally(run.outcome_word for run in frame.runs)
+    days = sorted(run.record.started_at[:10] for run in frame.runs if run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
@@ -166,7 +160,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
             *labelled("question", view.question),
             *(Line("answer", text) for text in chain.from_iterable(answers)),
             *warnings,
-            Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
+            Line("cells", f"{_count(len(frame.cells), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
             *unfinished,
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
             *labelled("reference", is_apart and "it has no figure of these configurations"),
@@ -187,14 +181,14 @@ def _count(number: int, word: str) -> str:
 def _failures(frame: Frame) -> Iterator[str]:
     """Each reason why runs did not end well, with the cells of these runs."""
     names, cells_of = frame.differing(), defaultdict[str, list[str]](list)
-    for cell in frame.facts:
-        for run in frame.runs_of(cell, of_every_pass=True):
+    for cell in frame.cells:
+        for run in cell.runs:
             if run.outcome != "ok":
                 message = run.damage or value_at(run.record, "error.message") or ""
                 # The label has this word, too.
                 shortened = shorten(message.removeprefix(f"{INCORRECT}: "), 160, placeholder=" ...")
-                reason = listed(outcome_label(run), shortened, separator=": ")
-                cells_of[reason].append(frame.describe(cell, names))
+                reason = listed(run.outcome_label, shortened, separator=": ")
+                cells_of[reason].append(cell.describe(names))
     for reason, cells in cells_of.items():
         yield listed("; ".join(_first(list(dict.fromkeys(cells)))), reason, separator=": ")
 
@@ -209,40 +203,44 @@ def _first(names: Sequence[str]) -> list[str]:
 def _notes(frame: Frame, view: View) -> Iterator[str]:
     """Notes on a baseline and on columns that no run has, and on runs that no timing table shows."""
     baseline = frame.baseline
-    if frame.facts and not any(baseline.items() <= facts.items() for facts in frame.facts.values()):
+    if frame.cells and not any(baseline.items() <= cell.facts.items() for cell in frame.cells):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
-    records = [row.run.record for row in frame.runs]
+    records = [run.record for run in frame.runs]
     known = {name for run in records for part in ("scalars", "rooms") for name in recorded(getattr(run, part), part)}
     for name in dict.fromkeys(name for table in view.tables for name in table.columns):
         if name.startswith(OPEN) and name not in known:
             yield f"no run has {name}{suggest(name, known)}"
-    passes = Counter(pass_of(row.run.record).name for row in frame.runs)
+    passes = Counter(pass_of(record).name for record in records)
     for run_pass in PASS.values():
         if passes[run_pass.name] and not run_pass.has_timing:
             hint = f"; `lmbench {run_pass.command} RUN` shows it" if run_pass.command else ""
             yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
 
 
-def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
+def cells_table(
+    sections: Sequence[Section],
+    catalogue: Catalogue,
+    facts_of: Callable[[MeasuredCell], Facts] = lambda cell: cell.facts,
+) -> Table:
     """The cells of all sections as one table: sweep, facts, outcome, and the columns of the view and of references."""
-    names = in_order({name for section in sections for facts in section.frame.facts.values() for name in facts})
+    facts = {cell: facts_of(cell) for section in sections for cell in section.frame.cells}
+    names = in_order({name for of_cell in facts.values() for name in of_cell})
     rows = []
     for group, view, frame, _ in sections:
         columns = [column for table in view.tables for column in catalogue.columns_of(table)]
         figures = {column.name: column.of(frame) for column in columns}
-        for cell in frame.facts:
-            runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
-            first = next(iter(ok or runs), None)
+        for cell in frame.cells:
+            first = next(iter(cell.ok or cell.shown), None)
             rows.append({
                 "sweep": group.name,
-                **{name: frame.facts[cell].get(name) for name in names},
+                **{name: facts[cell].get(name) for name in names},
                 "outcome": first.outcome if first else "ok",
                 "reason": first.damage or value_at(first.record, "error.message") if first else None,
-                "runs": len(runs),
-                "ok_runs": len(ok),
-                "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
-                "warnings": "; ".join(sorted(guards_by_name(ok, "warn"))) or None,
-                "run_ids": " ".join(run.run_id for run in runs),
+                "runs": len(cell.shown),
+                "ok_runs": len(cell.ok),
+                "failed_guards": "; ".join(guards_by_name(cell.ok, "fail")) or None,
+                "warnings": "; ".join(sorted(guards_by_name(cell.ok, "warn"))) or None,
+                "run_ids": " ".join(run.run_id for run in cell.shown),
                 **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,
             })  # fmt: skip

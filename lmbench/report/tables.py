@@ -19,13 +19,13 @@ from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
-from lmbench.report.frame import Frame, outcome_label
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.run import disputed_peak
 from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
-_Rows = list[tuple[int, list[Cell | None]]]
+_Rows = list[tuple[MeasuredCell, list[Cell | None]]]
 _CHANGE = Unit(change_percent, scale=100.0)
 
 _VERDICT_NOTES = {
@@ -42,7 +42,7 @@ def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
     Args:
         frame: the cells that have a shown run, with their baselines.
     """
-    tables = [_table(spec, frame, catalogue, is_first=spec is view.tables[0]) for spec in view.tables if frame.facts]
+    tables = [_table(spec, frame, catalogue, is_first=spec is view.tables[0]) for spec in view.tables if frame.cells]
     return [*filter(None, tables)]
 
 
@@ -56,31 +56,31 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     shared = frame.shared()
     # If nothing differs, the rows have the view's own facts.
     names = [name for name in sorting if name in differing] or [name for name in spec.rows if name in shared]
-    if not any(values.values()) and (frame.ok or not is_first):
+    if not any(values.values()) and (frame.samples or not is_first):
         return None
-    filled = {cell for figures in values.values() for cell in figures} | frame.facts.keys() - frame.ok.keys()
-    frame = frame.select(cell for cell in frame.ordered(sorting) if cell in filled)
+    filled = {cell for figures in values.values() for cell in figures}
+    frame = frame.select(cell for cell in frame.ordered(sorting) if cell in filled or not cell.ok)
     spread = ""
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
         # The first column holds the outcomes of cells that are not ok.
-        has_outcomes = bool(frame.facts.keys() - frame.ok.keys())
+        has_outcomes = not all(cell.ok for cell in frame.cells)
         columns = [column for column in columns if values[column] or (has_outcomes and column is columns[0])]
         # The first column with a spread says whose it is.
         spreading = next((column for column in columns if column.has_spread and values[column]), None)
         if spreading is not None:
-            spread = spread_text(map(len, frame.ok.values()))
+            spread = spread_text(len(cell.samples) for cell in frame.cells)
             values[spreading] = _with_spread_notes(values[spreading], frame)
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
-        for cell in frame.facts:
+        for cell in frame.cells:
             figures = {column: values[column].get(cell) for column in columns}
-            feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
-            notes = [*_notes(frame, cell, figures), *feature_notes]
+            feature_notes = [note for feature in features for note in feature.row_notes(cell)]
+            notes = [*_notes(cell, figures), *feature_notes]
             first, *others = figures.values()
-            if cell not in frame.ok:
-                first = Cell(None, text=frame.outcome(cell), style="outcome")
+            if not cell.ok:
+                first = Cell(None, text=cell.outcome, style="outcome")
             first = first or Cell(None)
             rows.append((cell, [replace(first, notes=(*first.notes, *notes)), *others]))
     fact_columns = []
@@ -89,8 +89,8 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         fact_columns.append(Column(heading(name), SETTING if is_number else WORDS, name))
     cells = []
     for cell, row in rows:
-        run_id = frame.runs_of(cell)[0].run_id
-        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *row])
+        run_id = cell.shown[0].run_id
+        cells.append([*(Cell(cell.facts.get(name), run_id=run_id) for name in names), *row])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
@@ -101,43 +101,37 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     )
 
 
-def _notes(frame: Frame, cell: int, figures: Mapping[Quantity, Cell | None]) -> list[str]:
+def _notes(cell: MeasuredCell, figures: Mapping[Quantity, Cell | None]) -> list[str]:
     """Notes on failed guards, runs that are not counted, several hosts or commits, and fused attention."""
-    runs = frame.runs_of(cell, "ok")
-    notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
-    not_ok = tally(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
+    failed, runs = guards_by_name(cell.ok, "fail"), cell.ok
+    notes = [f"guard {name} failed: {guards[0].message}" for name, guards in failed.items()]
+    not_ok = tally(run.outcome_label for run in cell.shown if run.outcome != "ok")
     if runs and not_ok:
-        notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {not_ok}")
-    for name, known in environment_of(row.facts for row in frame.rows[cell] if row.is_counted).items():
+        notes.append(f"of {len(cell.shown)} runs, not counted: {not_ok}")
+    for name, known in environment_of(run.facts for run in runs).items():
         if len(known) > 1:
             notes.append(f"mean over runs that differ in {name}: {', '.join(known)}")
-    if (processes := len(frame.ok.get(cell, ()))) < len(runs):
+    if (processes := len(cell.samples)) < len(runs):
         notes.append(f"runs: {len(runs)}, processes: {processes}; one process is one sample, its first run")
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
         notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
     if any(run.record.compile.is_attention_fused for run in runs):
-        attention = frame.facts[cell].get("attention")
+        attention = cell.facts.get("attention")
         notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
     if any(column.name.endswith("mfu_fraction") for column, figure in figures.items() if figure):
         notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
     return notes
 
 
-def _with_spread_notes(figures: Mapping[int, Cell], frame: Frame) -> dict[int, Cell]:
+def _with_spread_notes(figures: Mapping[MeasuredCell, Cell], frame: Frame) -> dict[MeasuredCell, Cell]:
     """The figures of a column, with a note on a spread of fewer processes than other rows have."""
-    most = max(map(len, frame.ok.values()))
+    most = max(len(cell.samples) for cell in frame.cells)
     return {
         cell: replace(figure, notes=(spread_text([count]).removeprefix("mean "),))
-        if (count := len(frame.ok[cell])) < most and figure.std is not None
+        if (count := len(cell.samples)) < most and figure.std is not None
         else figure
         for cell, figure in figures.items()
     }
-
-
-def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
-    """The guards that failed in the cell's ok runs, by name, each with its first message."""
-    failed = guards_by_name(frame.runs_of(cell, "ok"), "fail")
-    return {name: guards[0].message for name, guards in failed.items()}
 
 
 def spread_text(runs: Iterable[int]) -> str:
@@ -160,7 +154,7 @@ def _fastest(frame: Frame, names: Sequence[str], among: Sequence[str], column: Q
         Column("second takes", _CHANGE), Column("95 % interval", _CHANGE),
     ]  # fmt: skip
     parts = [*frame.by(names)]
-    return headings, [(next(iter(part.facts)), fastest(part, among, column, len(parts))) for part in parts]
+    return headings, [(part.cells[0], fastest(part, among, column, len(parts))) for part in parts]
 
 
 def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int) -> list[Cell | None]:
@@ -175,15 +169,16 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
         interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast. Cells
         without a value are None.
     """
-    samples = {cell: frame.numbers(cell, column.expression) for cell in frame.facts}
-    ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values, default=0) > 0)
+    samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
+    means = {cell: fmean(values) for cell, values in samples.items() if min(values, default=0) > 0}
+    ways = sorted(means, key=means.__getitem__)
     if not ways:
         return [None] * 5
-    (time_s, first), *others = ways
-    name, notes = frame.describe(first, among), tuple[str, ...]()
+    first, *others = ways
+    name, time_s, notes = first.describe(among), means[first], tuple[str, ...]()
     if not others:
         return [Cell(name), Cell(time_s), None, None, None]
-    ratios = {frame.describe(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
+    ratios = {cell.describe(among): ratio_of(samples[first], samples[cell]) for cell in others}
     verdicts = {way: ratio.verdict(GATE_FRACTION, row_count) for way, ratio in ratios.items()}
     unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
     if unresolved:
@@ -194,7 +189,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
     if ratio.low is not None and ratio.high is not None:
         low, high = ratio.low - 1, ratio.high - 1
         interval = Cell(None, low=low, high=high, text=change_range(low, high))
-    return [Cell(name, notes=notes), Cell(time_s), Cell(second), Cell(others[0][0] / time_s - 1), interval]
+    return [Cell(name, notes=notes), Cell(time_s), Cell(second), Cell(means[others[0]] / time_s - 1), interval]
 
 
 # sentences
@@ -202,8 +197,8 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
 #: Most parts that are named, and most cells that have a sentence.
 _MOST_PARTS, _MOST_CELLS = 3, 6
 #: The figures of `y` by cell, and a sentence's statement on a cell with the facts that tell where that is.
-_Measured = Mapping[int, Any]
-_Statements = Iterator[tuple[str, int, Sequence[str]]]
+_Measured = Mapping[MeasuredCell, Any]
+_Statements = Iterator[tuple[str, MeasuredCell, Sequence[str]]]
 
 
 def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) -> list[str]:
@@ -216,7 +211,7 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
             texts += _fastest_ways(spec, frame, column_of)
             continue
         for statement, cell, others in makers[spec.kind](spec, frame, column_of, figures[column_of(spec.y)]):
-            place, stated = frame.describe(cell, others), list[str]()
+            place, stated = cell.describe(others), list[str]()
             for quantity, cells in figures.items():
                 if cell in cells:
                     title = quantity.heading(frame).title
@@ -230,10 +225,10 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
 def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """How fast each way is compared with the baseline, for the largest cell that both have."""
     speedups, others = column_of("speedup").of(frame), frame.differing(frame.baseline)
-    comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
+    comparable = {cell for cell, base in frame.compared if {cell, base} <= measured.keys()}
     for cell in _largest(frame, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
-            way = frame.describe(cell, frame.differing(others))
+            way = cell.describe(frame.differing(others))
             interval = (
                 speedup.p is not None and f"95 % interval {TIMES.text(speedup.low)} .. {TIMES.text(speedup.high)}"
             )
@@ -245,9 +240,9 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
     """The value of `x` with the largest `y`, for each combination of the other facts."""
     others = frame.differing((spec.x,))
     for part in list(frame.by(others))[-_MOST_CELLS:]:
-        if cells := [cell for cell in part.facts if cell in measured]:
+        if cells := [cell for cell in part.cells if cell in measured]:
             best = max(cells, key=lambda cell: measured[cell].value)
-            yield f"{frame.describe(best, [spec.x])} is the best", best, others
+            yield f"{best.describe([spec.x])} is the best", best, others
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
@@ -272,7 +267,7 @@ def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterat
             yield f"In {count} of {wins.total()} the fastest by {quantity.title} is {name}."
 
 
-def _largest(frame: Frame, others: Sequence[str], measured: Container[int]) -> list[int]:
+def _largest(frame: Frame, others: Sequence[str], measured: Container[MeasuredCell]) -> list[MeasuredCell]:
     """The largest measured cell of each way, by the order in which tables sort the facts `others`; the ways differ in
     the rest of the facts."""
     parts = frame.by(frame.differing(others))

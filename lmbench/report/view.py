@@ -23,7 +23,7 @@ from lmbench.report import shipped
 from lmbench.report.answer import Chart, Value
 from lmbench.report.columns import Quantity, schema_column
 from lmbench.report.facts import FACT, fact_of, plain
-from lmbench.report.frame import Frame
+from lmbench.report.frame import Frame, MeasuredCell
 
 ColumnOf = Callable[[str], Quantity]
 #: Names of facts, or of columns.
@@ -131,7 +131,7 @@ class Feature:
 
     columns: tuple[Quantity, ...] = ()
     chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
-    row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
+    row_notes: Callable[[MeasuredCell], list[str]] = lambda cell: []
     headline: Callable[[Frame], Iterable[str]] = lambda frame: ()
     beside: Callable[[Quantity], Iterable[Quantity]] = lambda column: ()
 

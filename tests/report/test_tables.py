@@ -12,7 +12,7 @@ from tables import cases, stored
 from lmbench.catalogue import make_catalogue
 from lmbench.reference import FOLDER
 from lmbench.report.facts import FACT
-from lmbench.report.frame import Frame
+from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.view import TableSpec
 
 # attention by itself
@@ -55,10 +55,10 @@ CELLS = PUBLISHED["cells"]
 
 def published(column, *cells):
     """The published figures that stand beside the first of these cells, by source."""
-    frame = Frame(dict.fromkeys(range(len(cells)), ()), dict(enumerate(cells)))
+    frame = Frame([MeasuredCell([], facts) for facts in cells])
     _, *others = make_catalogue("published").columns_of(TableSpec("T", (column,)))
     figures = {other.title.removeprefix("ref. ").partition(",")[0]: other.of(frame) for other in others}
-    return {source: cells[0] for source, cells in figures.items() if 0 in cells}
+    return {source: of_cell[frame.cells[0]] for source, of_cell in figures.items() if frame.cells[0] in of_cell}
 
 
 @pytest.mark.parametrize(("column", "cell", "other", "source", "value"), PUBLISHED["beside"])
@@ -84,6 +84,6 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, prin
 @pytest.mark.parametrize("page", ["h200_flagship", "h200_precision"])
 def test_a_cards_name_stands_for_all_of_its_pages(page):
     row = next(csv.DictReader((FOLDER / f"{page}.csv").read_text().splitlines()))
-    facts = {name: row[name] for name in FACT if row.get(name)}
+    cell = MeasuredCell([], {name: row[name] for name in FACT if row.get(name)})
     _, theirs = make_catalogue("h200").columns_of(TableSpec("T", ("step_s",)))
-    assert theirs.of(Frame({0: ()}, {0: facts}))[0].value == float(row["step_s"])
+    assert theirs.of(Frame([cell]))[cell].value == float(row["step_s"])

@@ -7,7 +7,7 @@ import re
 import pytest
 from simulated_cells import SimulatedServers, records, sweep
 
-from lmbench.report.frame import read_groups
+from lmbench.report.groups import read_groups
 from lmbench.sweep.execute import seek
 
 BATCH = "data.batch_size"
@@ -57,7 +57,7 @@ def test_a_report_leaves_out_what_was_the_largest_before_the_search_went_further
     for most in (4, 6):
         search(tmp_path, {1: 9, 2: 5}, repeats=2, largest={"option": BATCH, "most": most})
         (group,) = read_groups([tmp_path], is_by_sweep=True)
-        assert sorted(row.facts["batch"] for row in group.rows) == ([5, 5, 6, 6] if most == 6 else [4] * 4)
+        assert sorted(run.facts["batch"] for run in group.runs) == ([5, 5, 6, 6] if most == 6 else [4] * 4)
 
 
 def test_a_restart_goes_on_where_it_was_and_an_error_ends_a_cells_search(tmp_path):
