@@ -58,9 +58,9 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         runs = []
         for run in map(load_known, result.runs):
             options, facts = dict(leaves(run.record.config or {})), read_facts(run.record)
-            # `--model zoo.Tied` is `model.class_path` in the configuration.
-            classes = {name.removesuffix(".class_path"): value for name, value in options.items()}
-            values = {**recorded(run.record), **classes, **options, **facts, "outcome": run.outcome}
+            # `--model zoo.Tied --model.width 64` is `model.class_path` and `model.init_args.width` here.
+            given = {name.removesuffix(".class_path").replace(".init_args.", "."): options[name] for name in options}
+            values = {**recorded(run.record), **given, **options, **facts, "outcome": run.outcome}
             for name in conditions:
                 if values.get(name) is not None:
                     known[name].add(str(plain(values[name])))

@@ -21,7 +21,7 @@ from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.run import disputed_peak
-from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
+from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, percent, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
@@ -60,7 +60,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         return None
     filled = {cell for figures in values.values() for cell in figures} | frame.facts.keys() - frame.ok.keys()
     frame = frame.select(cell for cell in frame.ordered(sorting) if cell in filled)
-    spread = ""
+    spread = padding = ""
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
@@ -72,6 +72,8 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         if spreading is not None:
             spread = spread_text(map(len, frame.ok.values()))
             values[spreading] = _with_spread_notes(values[spreading], frame)
+        if any(column.name == "tokens_per_s" for column in columns):
+            padding = _padding_text(frame)
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
@@ -97,7 +99,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         spec.title,
         [*fact_columns, *headings],
         cells,
-        listed(describe(shared, in_caption), spread, separator="; "),
+        listed(describe(shared, in_caption), spread, padding, separator="; "),
     )
 
 
@@ -132,6 +134,16 @@ def _with_spread_notes(figures: Mapping[int, Cell], frame: Frame) -> dict[int, C
         else figure
         for cell, figure in figures.items()
     }
+
+
+def _padding_text(frame: Frame) -> str:
+    """The share of padding in the tokens of the cells, from the least to the most; empty below 1 %."""
+    runs = [run for cell in frame.ok for run in frame.runs_of(cell, "ok")]
+    shares = [run.record.data.padding_fraction or 0.0 for run in runs]
+    if max(shares, default=0.0) < GATE_FRACTION:
+        return ""
+    range_text = " to ".join(dict.fromkeys(map(percent, (min(shares), max(shares)))))
+    return f"tokens/s counts padding, {range_text} of the tokens (data.padding_fraction)"
 
 
 def failed_guards(frame: Frame, cell: int) -> dict[str, str]:

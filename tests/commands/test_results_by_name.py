@@ -108,6 +108,12 @@ def test_where_picks_by_fact_option_or_field(where, names, results, listed):
     assert [row["name"] for row in listed("--where", where)] == names.split()
 
 
+def test_where_takes_an_argument_of_ones_own_module_by_its_option(results, listed):
+    own = {"config.model": {"class_path": "mine.Net", "init_args": {"width": 64}}}
+    make_run(results / "own", {}, own | {"started_at": "2026-11-09T10:00:00+00:00"})
+    assert [row["name"] for row in listed("--where", "model=mine.Net,model.width=64")] == ["last"]
+
+
 def test_every_command_takes_names_for_results(results, listed, printed, capsys):
     printed("list", "--name=baseline", "last~3")
     assert "was          results/day1" in printed("list", "--name=baseline", "results/day2")
