@@ -20,7 +20,9 @@ import msgspec
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -164,8 +166,11 @@ class _Step(nn.Module):
         return self.module.training_step(batch, index)
 
 
-def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> tuple[Any, Optimizer]:
-    """The training step of a module on its device, parallelized as the strategy does it, and the module's optimizer."""
+def _built(
+    module: LightningModule, trainer: Trainer, precision: Precision
+) -> tuple[Any, Optimizer, list[LRSchedulerConfig]]:
+    """The training step of a module on its device, parallelized as the strategy does it, and the module's optimizer and
+    learning rate schedules."""
     strategy, device = trainer.strategy, trainer.strategy.root_device
     with device:
         module.configure_model()
@@ -178,10 +183,10 @@ def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> t
         strategy.parallelize(module, str(trainer.precision))
     elif isinstance(strategy, DDPStrategy):
         step = DistributedDataParallel(step, strategy.determine_ddp_device_ids(), **strategy._ddp_kwargs)
-    optimizer = module.configure_optimizers()
-    if not isinstance(optimizer, Optimizer):
+    optimizers, schedules = _init_optimizers_and_lr_schedulers(module)
+    if len(optimizers) != 1:
         raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
-    return step, optimizer
+    return step, optimizers[0], schedules
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
@@ -212,7 +217,8 @@ def train_bare(
 ) -> None:
     """Train a LightningModule in a plain PyTorch loop until the window is complete.
 
-    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`; `self.log` does nothing.
+    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`. `self.log` does nothing.
+    Schedules of the learning rate that go by epochs stand still.
 
     Args:
         module: the module.
@@ -232,7 +238,7 @@ def train_bare(
     autocast = torch.autocast(device.type, precision.compute_dtype()) if precision.is_mixed else nullcontext()
     scaler = torch.amp.GradScaler(device.type, enabled=precision.has_scaler)
     micro_batches = trainer.accumulate_grad_batches
-    step, optimizer = _built(module, trainer, precision)
+    step, optimizer, schedules = _built(module, trainer, precision)
     default_dtype = torch.get_default_dtype()
     # Lightning's "true" precisions, too, give new tensors the dtype of the weights.
     torch.set_default_dtype(precision.weight_dtype())
@@ -255,6 +261,9 @@ def train_bare(
             if is_last:
                 if mode == "train_step":
                     _update(module, trainer, scaler, optimizer)
+                    for schedule in schedules:
+                        if schedule.interval == "step" and (index + 1) % schedule.frequency == 0:
+                            module.lr_scheduler_step(schedule.scheduler, None)
                 if mode != "forward" and zero_grad == "after_step":
                     optimizer.zero_grad(set_to_none=True)
             # A CUDA graph overwrites this loss with the next one.
@@ -274,7 +283,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningMod
         words: the configuration as words of `lmbench fit`.
 
     Raises:
-        UsageError: the words are wrong, or the configuration has no data module.
+        UsageError: the words are wrong.
     """
     line = CommandLine("fit", words)
     settings = line.build("measure")
@@ -282,10 +291,6 @@ def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningMod
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
-    if data is None:
-        raise UsageError(
-            f"a bare loop needs a data module, and {type(module).__name__} has loaders of its own; give one with --data"
-        )
     # Turn off what the configuration adds to the work; keep the flags that change the work itself.
     off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None}
     off |= {name: flags[name] for name in ("max_epochs", "devices")}
@@ -300,11 +305,13 @@ def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningMod
         return window.measured, module
     trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
-    # The module asks its trainer for the precision, and the data asks for the device.
-    module.trainer = data.trainer = trainer
-    data.prepare_data()
-    data.setup("fit")
-    train_bare(module, trainer, endless(data.train_dataloader()), window, plan.mode, plan.zero_grad)
+    for part in filter(None, (data, module)):
+        # The module asks its trainer for the precision, and the data asks for the device.
+        part.trainer = trainer
+        part.prepare_data()
+        part.setup("fit")
+    loader = (data or module).train_dataloader()
+    train_bare(module, trainer, endless(loader), window, plan.mode, plan.zero_grad)
     return window.measured, module
 
 
