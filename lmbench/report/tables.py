@@ -15,7 +15,7 @@ from typing import Any
 
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import ratio_of
-from lmbench.records.vocabulary import GATE_FRACTION
+from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
@@ -254,12 +254,28 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Mea
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
-    """The value of `x` with the largest `y`, for each combination of the other facts."""
-    others = frame.differing((spec.x,))
+    """The value of `x` with the largest `y`, for each combination of the other facts, and those that may be as good."""
+    others, quantity = frame.differing((spec.x,)), column_of(spec.y)
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.facts if cell in measured]:
             best = max(cells, key=lambda cell: measured[cell].value)
-            yield f"{frame.describe(best, [spec.x])} is the best", best, others
+            doubt = ""
+            if quantity.is_process_mean and len(cells) > 1:
+                doubt = _doubt(best, {cell: frame.numbers(cell, quantity.expression) for cell in cells}, frame, spec.x)
+            yield f"{frame.describe(best, [spec.x])} is the best{doubt}", best, others
+
+
+def _doubt(best: int, samples: Mapping[int, Sequence[float]], frame: Frame, x: str) -> str:
+    """Why the cell with the largest mean may not be the best: few processes, or cells that Welch's t does not part from
+    it; empty if it is. Samples that are not positive are not tested."""
+    if min(map(len, samples.values())) < MIN_REPEATS:
+        return f", undecided with fewer than {MIN_REPEATS} processes"
+    if min(map(min, samples.values())) <= 0:
+        return ""
+    others = [cell for cell in samples if cell != best]
+    verdicts = {cell: ratio_of(samples[best], samples[cell]).verdict(GATE_FRACTION, len(others)) for cell in others}
+    rivals = [frame.describe(cell, [x]) for cell, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
+    return f", undecided against {', '.join(rivals)}" if rivals else ""
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
