@@ -158,6 +158,23 @@ def test_a_backward_through_a_function_that_holds_the_modules_own_weights_leaves
     assert (count.per_token_flops, module.linear.weight.grad) == (2 * 4 * 4, None)
 
 
+def test_a_module_that_is_called_without_a_graph_on_a_part_of_what_has_one_counts_once():
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            y = self.linear(x)
+            with torch.no_grad():
+                self.statistic = self.linear(y[:2]).std()
+            return y.sum()
+
+    count = counter_flops(Watched(), torch.ones(4, 4, requires_grad=True), 4, "forward", has_backward=True)
+    product = 2 * 4 * 4
+    assert (count.per_token_flops, count.backward_per_token_flops) == (product * 3 // 2, 2 * product)
+
+
 class Parts(nn.Module):
     """A part without a graph, a frozen one and a trained one that is computed again, and a product of no formula."""
 
