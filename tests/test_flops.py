@@ -6,13 +6,16 @@ import copy
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from strangers import TokenModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from lmbench.instruments.subject import count_flops
 from lmbench.model.transformer import Transformer
+from lmbench.records.run import Flops
 from lmbench.sizes import SIZES, FlopCount, ModelShape, attention_flops, counter_flops, forward_flops
 
 SHAPES = [
@@ -129,6 +132,21 @@ def test_operators_the_counter_cannot_know_are_named():
     count = counter_flops(Custom(), torch.ones(4, 4), 4, "forward")
     assert count == FlopCount(2 * 4 * 4, None, count.source)
     assert "not counted: lmbench_test::double" in count.source
+
+
+def test_a_backward_that_no_fake_tensor_can_run_counts_as_two_forward_passes_which_the_source_says():
+    class Custom(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+
+        def training_step(self, batch):
+            return double(self.linear(batch)).sum()
+
+    flops = Flops()
+    count_flops(flops, Custom(), "train_step", "fit", torch.ones(4, 4), 4)
+    assert flops.per_token_flops == 3 * 2 * 4 * 4
+    assert flops.source.endswith("not counted: lmbench_test::double; the backward is taken as two forward passes")
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
