@@ -196,8 +196,18 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return move_data_to_device(batch, device)
 
 
-def _update(module: LightningModule, trainer: Trainer, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-    """Update the weights, after clipping the gradients by value or by norm as the trainer's flags say."""
+def _update(
+    module: LightningModule,
+    trainer: Trainer,
+    scaler: torch.amp.GradScaler,
+    optimizer: Optimizer,
+    schedules: Sequence[LRSchedulerConfig],
+    batches: int,
+) -> None:
+    """Update the weights, after clipping the gradients by value or by norm as the trainer's flags say.
+
+    Then take a step of each schedule that is due after so many batches; those that go by epochs stand still.
+    """
     if limit := trainer.gradient_clip_val:
         scaler.unscale_(optimizer)
         by_value = trainer.gradient_clip_algorithm == "value"
@@ -205,6 +215,9 @@ def _update(module: LightningModule, trainer: Trainer, scaler: torch.amp.GradSca
         clip(module.parameters(), float(limit))
     scaler.step(optimizer)
     scaler.update()
+    for schedule in schedules:
+        if schedule.interval == "step" and batches % schedule.frequency == 0:
+            module.lr_scheduler_step(schedule.scheduler, None)
 
 
 def train_bare(
@@ -217,8 +230,7 @@ def train_bare(
 ) -> None:
     """Train a LightningModule in a plain PyTorch loop until the window is complete.
 
-    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`. `self.log` does nothing.
-    Schedules of the learning rate that go by epochs stand still.
+    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`; `self.log` does nothing.
 
     Args:
         module: the module.
@@ -260,10 +272,7 @@ def train_bare(
                 scaler.scale(loss).backward()
             if is_last:
                 if mode == "train_step":
-                    _update(module, trainer, scaler, optimizer)
-                    for schedule in schedules:
-                        if schedule.interval == "step" and (index + 1) % schedule.frequency == 0:
-                            module.lr_scheduler_step(schedule.scheduler, None)
+                    _update(module, trainer, scaler, optimizer, schedules, index + 1)
                 if mode != "forward" and zero_grad == "after_step":
                     optimizer.zero_grad(set_to_none=True)
             # A CUDA graph overwrites this loss with the next one.
