@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -245,6 +245,8 @@ def _fake_step_flops(
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    # Only the total is needed. PyTorch's hooks on modules fail for a part of a tensor with a graph, under no_grad.
+    counter.mod_tracker = _Untracked()  # type: ignore[assignment]
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     remarks, recomputed = dict[str, None](), [0]
     is_all_trained = all(parameter.requires_grad for parameter in module.parameters())
@@ -268,6 +270,12 @@ def _fake_step_flops(
                 (loss["loss"] if isinstance(loss, Mapping) else loss).backward()
     backward = counter.get_total_flops() - forward - sum(recomputed)
     return forward, backward, sum(recomputed), remarks
+
+
+class _Untracked(nullcontext[None]):
+    """In the place of the counter's ModuleTracker: all products belong to the whole."""
+
+    parents = ("Global",)
 
 
 def _formulas() -> dict[Any, Any]:

@@ -6,13 +6,16 @@ import copy
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from strangers import TokenModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from lmbench.instruments.subject import count_flops
 from lmbench.model.transformer import Transformer
+from lmbench.records.run import Flops
 from lmbench.sizes import SIZES, FlopCount, ModelShape, attention_flops, counter_flops, forward_flops
 
 SHAPES = [
@@ -131,6 +134,21 @@ def test_operators_the_counter_cannot_know_are_named():
     assert "not counted: lmbench_test::double" in count.source
 
 
+def test_a_backward_that_no_fake_tensor_can_run_counts_as_two_forward_passes_which_the_source_says():
+    class Custom(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+
+        def training_step(self, batch):
+            return double(self.linear(batch)).sum()
+
+    flops = Flops()
+    count_flops(flops, Custom(), "train_step", "fit", torch.ones(4, 4), 4)
+    assert flops.per_token_flops == 3 * 2 * 4 * 4
+    assert flops.source.endswith("not counted: lmbench_test::double; the backward is taken as two forward passes")
+
+
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
 def test_the_backward_of_a_fused_kernel_that_a_module_selects_counts_as_twice_its_forward(kernel):
     class Selecting(nn.Module):
@@ -156,6 +174,23 @@ def test_a_backward_through_a_function_that_holds_the_modules_own_weights_leaves
     module = Holding()
     count = counter_flops(module, torch.ones(4, 4), 4, "forward", has_backward=True)
     assert (count.per_token_flops, module.linear.weight.grad) == (2 * 4 * 4, None)
+
+
+def test_a_module_that_is_called_without_a_graph_on_a_part_of_what_has_one_counts_once():
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x):
+            y = self.linear(x)
+            with torch.no_grad():
+                self.statistic = self.linear(y[:2]).std()
+            return y.sum()
+
+    count = counter_flops(Watched(), torch.ones(4, 4, requires_grad=True), 4, "forward", has_backward=True)
+    product = 2 * 4 * 4
+    assert (count.per_token_flops, count.backward_per_token_flops) == (product * 3 // 2, 2 * product)
 
 
 class Parts(nn.Module):

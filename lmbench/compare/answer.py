@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from msgspec.structs import asdict
 
 from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Comparison, Figure, interval
-from lmbench.compare.sides import SAMPLE
+from lmbench.compare.sides import SAMPLE, Side
 from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, listed
 from lmbench.report.units import MISSING, SETTING, unit_of
@@ -54,7 +54,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
     texts = {
         "verdict": [f"{comparison.verdict.upper()}: {verdict}"],
         "": reasons,
-        **{name: [side.given] for name, side in sides.items()},
+        **{name: [_named(side)] for name, side in sides.items()},
         "differs": differences,
         "note": notes,
         "slow": slow,
@@ -85,6 +85,12 @@ def comparison_answer(comparison: Comparison) -> Answer:
         },
         exit_code=exit_code,
     )
+
+
+def _named(side: Side) -> str:
+    """A side as it was given, after the revision, Python or variables in which all of its runs ran."""
+    environments = {run.record.sweep and run.record.sweep.environment for run in side.runs}
+    return listed(*environments, side.given, separator=": ") if len(environments) == 1 else side.given
 
 
 def _tables(comparison: Comparison) -> list[Table]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
@@ -27,6 +28,7 @@ from lmbench.records.settings import (
     variables_of,
 )
 from lmbench.records.statistics import Ratio
+from lmbench.records.vocabulary import GATE_FRACTION
 
 
 class MustMatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,13 +160,15 @@ def are_apart(a: Runs, b: Runs) -> bool:
 
 
 def notes(a: Runs, b: Runs, step: Ratio) -> list[str]:
-    """Notes on a cell: the time per token, where steps of A and B have different numbers of tokens, and the guards that
+    """Notes on a cell: the time per token, where the mean tokens of a step differ by 1 % or more, and the guards that
     warned. `step` is the ratio of the step times."""
     lines = []
-    tokens = [count for side in (a, b) if (count := side[0].record.window.step_tokens)]
-    if len(set(tokens)) == 2:
-        per_token = step.point * tokens[0] / tokens[1]
-        counts = f"a step has {tokens[0]:,.0f} tokens in A, {tokens[1]:,.0f} in B"
+    counts_a, counts_b = ([run.record.window.step_tokens or 0.0 for run in side] for side in (a, b))
+    tokens_a, tokens_b = fmean(counts_a), fmean(counts_b)
+    # Sequences of many lengths leave the means of windows that end in different places a little apart.
+    if min(*counts_a, *counts_b) and abs(tokens_b / tokens_a - 1) >= GATE_FRACTION:
+        per_token = step.point * tokens_a / tokens_b
+        counts = f"a step has {tokens_a:,.0f} tokens in A, {tokens_b:,.0f} in B"
         lines.append(f"{counts}: the time per token of B is {per_token:.4g} times A's")
     if warned := sorted(guards_by_name([*a, *b], "warn")):
         lines.append(f"guards that warned: {', '.join(warned)}")

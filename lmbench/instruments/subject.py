@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar, get_type_hints
 
@@ -170,6 +170,7 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
             if not has_backward or not all(p.requires_grad for p in module.parameters()):
                 raise
             count = counter_flops(module, batch, tokens, name)
+            count = replace(count, source=f"{count.source}; the backward is taken as two forward passes")
     except UncountableError as error:
         flops.reason = f"{error}; give {type(module).__name__} a flops_per_token()"
         return

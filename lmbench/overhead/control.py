@@ -20,7 +20,9 @@ import msgspec
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -164,8 +166,11 @@ class _Step(nn.Module):
         return self.module.training_step(batch, index)
 
 
-def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> tuple[Any, Optimizer]:
-    """The training step of a module on its device, parallelized as the strategy does it, and the module's optimizer."""
+def _built(
+    module: LightningModule, trainer: Trainer, precision: Precision
+) -> tuple[Any, Optimizer, list[LRSchedulerConfig]]:
+    """The training step of a module on its device, parallelized as the strategy does it, and the module's optimizer and
+    learning rate schedules."""
     strategy, device = trainer.strategy, trainer.strategy.root_device
     with device:
         module.configure_model()
@@ -178,10 +183,10 @@ def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> t
         strategy.parallelize(module, str(trainer.precision))
     elif isinstance(strategy, DDPStrategy):
         step = DistributedDataParallel(step, strategy.determine_ddp_device_ids(), **strategy._ddp_kwargs)
-    optimizer = module.configure_optimizers()
-    if not isinstance(optimizer, Optimizer):
+    optimizers, schedules = _init_optimizers_and_lr_schedulers(module)
+    if len(optimizers) != 1:
         raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
-    return step, optimizer
+    return step, optimizers[0], schedules
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
@@ -191,8 +196,18 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return move_data_to_device(batch, device)
 
 
-def _update(module: LightningModule, trainer: Trainer, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-    """Update the weights, after clipping the gradients by value or by norm as the trainer's flags say."""
+def _update(
+    module: LightningModule,
+    trainer: Trainer,
+    scaler: torch.amp.GradScaler,
+    optimizer: Optimizer,
+    schedules: Sequence[LRSchedulerConfig],
+    batches: int,
+) -> None:
+    """Update the weights, after clipping the gradients by value or by norm as the trainer's flags say.
+
+    Then take a step of each schedule that is due after so many batches; those that go by epochs stand still.
+    """
     if limit := trainer.gradient_clip_val:
         scaler.unscale_(optimizer)
         by_value = trainer.gradient_clip_algorithm == "value"
@@ -200,6 +215,9 @@ def _update(module: LightningModule, trainer: Trainer, scaler: torch.amp.GradSca
         clip(module.parameters(), float(limit))
     scaler.step(optimizer)
     scaler.update()
+    for schedule in schedules:
+        if schedule.interval == "step" and batches % schedule.frequency == 0:
+            module.lr_scheduler_step(schedule.scheduler, None)
 
 
 def train_bare(
@@ -232,7 +250,7 @@ def train_bare(
     autocast = torch.autocast(device.type, precision.compute_dtype()) if precision.is_mixed else nullcontext()
     scaler = torch.amp.GradScaler(device.type, enabled=precision.has_scaler)
     micro_batches = trainer.accumulate_grad_batches
-    step, optimizer = _built(module, trainer, precision)
+    step, optimizer, schedules = _built(module, trainer, precision)
     default_dtype = torch.get_default_dtype()
     # Lightning's "true" precisions, too, give new tensors the dtype of the weights.
     torch.set_default_dtype(precision.weight_dtype())
@@ -254,7 +272,7 @@ def train_bare(
                 scaler.scale(loss).backward()
             if is_last:
                 if mode == "train_step":
-                    _update(module, trainer, scaler, optimizer)
+                    _update(module, trainer, scaler, optimizer, schedules, index + 1)
                 if mode != "forward" and zero_grad == "after_step":
                     optimizer.zero_grad(set_to_none=True)
             # A CUDA graph overwrites this loss with the next one.
@@ -274,7 +292,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningMod
         words: the configuration as words of `lmbench fit`.
 
     Raises:
-        UsageError: the words are wrong, or the configuration has no data module.
+        UsageError: the words are wrong.
     """
     line = CommandLine("fit", words)
     settings = line.build("measure")
@@ -282,10 +300,6 @@ def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningMod
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
-    if data is None:
-        raise UsageError(
-            f"a bare loop needs a data module, and {type(module).__name__} has loaders of its own; give one with --data"
-        )
     # Turn off what the configuration adds to the work; keep the flags that change the work itself.
     off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None}
     off |= {name: flags[name] for name in ("max_epochs", "devices")}
@@ -300,11 +314,13 @@ def measure_control(arm: str, words: list[str]) -> tuple[ArmWindow, LightningMod
         return window.measured, module
     trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
-    # The module asks its trainer for the precision, and the data asks for the device.
-    module.trainer = data.trainer = trainer
-    data.prepare_data()
-    data.setup("fit")
-    train_bare(module, trainer, endless(data.train_dataloader()), window, plan.mode, plan.zero_grad)
+    for part in filter(None, (data, module)):
+        # The module asks its trainer for the precision, and the data asks for the device.
+        part.trainer = trainer
+        part.prepare_data()
+        part.setup("fit")
+    loader = (data or module).train_dataloader()
+    train_bare(module, trainer, endless(loader), window, plan.mode, plan.zero_grad)
     return window.measured, module
 
 

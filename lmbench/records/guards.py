@@ -221,7 +221,11 @@ def busy_machine(run: RunRecord) -> Guard:
     if above and state.load_per_core is not None:
         above.append(f"load {state.load_per_core:.1f} a core")
     value, limit, _ = max(signs, key=lambda sign: sign[0] / sign[1], default=(None, None, ""))
-    return make_guard(BUSY_MACHINE, value, limit, signs=", ".join(above))
+    environment = run.environment or RunEnvironment()
+    threads, variables = environment.flags.thread_count or 1, environment.variables or {}
+    # The command line sets the variable on a busy machine. A notebook has to set it itself.
+    is_spinning = run.device_type == "cpu" and threads > 1 and "OMP_WAIT_POLICY" not in variables
+    return make_guard(BUSY_MACHINE, value, limit, "spinning" if is_spinning else "", signs=", ".join(above))
 
 
 def _step_times(run: RunRecord) -> Iterator[Guard]:

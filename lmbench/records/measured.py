@@ -482,8 +482,9 @@ class RunError:
 
     @property
     def brief(self) -> str:
-        """The message, of 160 characters at most."""
-        return shorten(self.message or "", 160, placeholder=" ...")
+        """The message, of 160 characters at most, with the type of an error whose message is a key alone."""
+        message = f"{self.kind}: {self.message}" if self.kind == "KeyError" else self.message or ""
+        return shorten(message, 160, placeholder=" ...")
 
     def ending(self, outcome: str) -> str:
         """An outcome with the phase and the message as far as they are known: `error in forward: no attribute 'x'`."""

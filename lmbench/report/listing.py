@@ -51,7 +51,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     Raises:
         UsageError: there is no result, or none that matches `where`.
     """
-    newest, names = results_in(folders), {path: name for name, path in given_names().items()}
+    newest, given_by_path = results_in(folders), {path: name for name, path in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
     conditions = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
     entries, known = list[_Entry](), defaultdict[str, set[str]](set)
@@ -59,9 +59,9 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         runs = []
         for run in map(load_known, result.runs):
             options, facts = dict(leaves(run.record.config or {})), read_facts(run.record)
-            # `--model zoo.Tied` is `model.class_path` in the configuration.
-            classes = {name.removesuffix(".class_path"): value for name, value in options.items()}
-            values = {**recorded(run.record), **classes, **options, **facts, "outcome": run.outcome}
+            # `--model zoo.Tied --model.width 64` is `model.class_path` and `model.init_args.width` here.
+            given = {name.removesuffix(".class_path").replace(".init_args.", "."): options[name] for name in options}
+            values = {**recorded(run.record), **given, **options, **facts, "outcome": run.outcome}
             for name in conditions:
                 if values.get(name) is not None:
                     known[name].add(str(plain(values[name])))
@@ -71,7 +71,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         if runs:
             last = f"{home}last~{age}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             frame = frame_of(runs, sweep_of(runs[0].path))
-            entries.append(_Entry(names.get(result.path, last), result, frame, frame.shared()))
+            entries.append(_Entry(given_by_path.get(result.path, last), result, frame, frame.shared()))
         if len(entries) == limit:
             break
     if not entries:
@@ -82,10 +82,13 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         raise UsageError(f"--where {where}: no run is so; there are {', '.join(choices)}")
     # Runs whose model was never built record few facts; a missing one is no difference.
     built = [entry.facts for entry in entries if any("precision" in run.facts for run in entry.frame.runs)]
-    common = [name for name in _FACTS[2:] if len({facts.get(name) for facts in built}) == 1]
+    # Axes of sweeps may set what is no fact, such as an argument of one's own module.
+    places = [run.record.sweep for entry in entries for run in entry.frame.runs]
+    names = [*dict.fromkeys([*_FACTS, *(axis for place in places if place for axis in place.axes or {})])]
+    common = [name for name in names[2:] if len({facts.get(name) for facts in built}) == 1]
     words = built and describe(built[0], [name for name in common if is_notable(name, built[0].get(name))])
     caption = f"all {words}" if words else ""
-    rows = [_row(entry, [name for name in _FACTS if name not in common]) for entry in entries]
+    rows = [_row(entry, [name for name in names if name not in common]) for entry in entries]
     table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
     older = len(newest) - age - 1
     more = labelled("more", older and f"{older} older; --limit {limit + older} looks at them too")
@@ -95,7 +98,9 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     """A result's row, described by the facts `names`; the figures are means over the runs of its only cell."""
     cells, runs = entry.frame.cells, entry.frame.runs
-    described = describe(entry.facts, [name for name in names if is_notable(name, entry.facts.get(name))])
+    described = describe(
+        entry.facts, [name for name in names if name not in FACT or is_notable(name, entry.facts.get(name))]
+    )
     count = label = ""
     if len(runs) == 1:
         run_pass, outcomes = pass_of(runs[0].record), runs[0].outcome

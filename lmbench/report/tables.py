@@ -15,13 +15,13 @@ from typing import Any
 
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import ratio_of
-from lmbench.records.vocabulary import GATE_FRACTION
+from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, environment_of, heading, is_notable
 from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.run import disputed_peak
-from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
+from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, percent, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
@@ -60,7 +60,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         return None
     filled = {cell for figures in values.values() for cell in figures}
     frame = frame.select(cell for cell in frame.ordered(sorting) if cell in filled or not cell.ok)
-    spread = ""
+    spread = padding = ""
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
@@ -72,6 +72,8 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         if spreading is not None:
             spread = spread_text(len(cell.samples) for cell in frame.cells)
             values[spreading] = _with_spread_notes(values[spreading], frame)
+        if any(column.name == "tokens_per_s" for column in columns):
+            padding = _padding_text(frame)
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.cells:
@@ -97,7 +99,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         spec.title,
         [*fact_columns, *headings],
         cells,
-        listed(describe(shared, in_caption), spread, separator="; "),
+        listed(describe(shared, in_caption), spread, padding, separator="; "),
     )
 
 
@@ -132,6 +134,15 @@ def _with_spread_notes(figures: Mapping[MeasuredCell, Cell], frame: Frame) -> di
         else figure
         for cell, figure in figures.items()
     }
+
+
+def _padding_text(frame: Frame) -> str:
+    """The share of padding in the tokens of the cells, from the least to the most; empty below 1 %."""
+    shares = [run.record.data.padding_fraction or 0.0 for run in frame.samples]
+    if max(shares, default=0.0) < GATE_FRACTION:
+        return ""
+    range_text = " to ".join(dict.fromkeys(map(percent, (min(shares), max(shares)))))
+    return f"tokens/s counts padding, {range_text} of the tokens (data.padding_fraction)"
 
 
 def spread_text(runs: Iterable[int]) -> str:
@@ -237,12 +248,28 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Mea
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
-    """The value of `x` with the largest `y`, for each combination of the other facts."""
-    others = frame.differing((spec.x,))
+    """The value of `x` with the largest `y`, for each combination of the other facts, and those that may be as good."""
+    others, quantity = frame.differing((spec.x,)), column_of(spec.y)
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.cells if cell in measured]:
             best = max(cells, key=lambda cell: measured[cell].value)
-            yield f"{best.describe([spec.x])} is the best", best, others
+            doubt = ""
+            if quantity.is_process_mean and len(cells) > 1:
+                doubt = _doubt(best, {cell: cell.numbers(quantity.expression) for cell in cells}, spec.x)
+            yield f"{best.describe([spec.x])} is the best{doubt}", best, others
+
+
+def _doubt(best: MeasuredCell, samples: Mapping[MeasuredCell, Sequence[float]], x: str) -> str:
+    """Why the cell with the largest mean may not be the best: few processes, or cells that Welch's t does not part from
+    it; empty if it is. Samples that are not positive are not tested."""
+    if min(map(len, samples.values())) < MIN_REPEATS:
+        return f", undecided with fewer than {MIN_REPEATS} processes"
+    if min(map(min, samples.values())) <= 0:
+        return ""
+    others = [cell for cell in samples if cell != best]
+    verdicts = {cell: ratio_of(samples[best], samples[cell]).verdict(GATE_FRACTION, len(others)) for cell in others}
+    rivals = [cell.describe([x]) for cell, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
+    return f", undecided against {', '.join(rivals)}" if rivals else ""
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:

@@ -27,6 +27,9 @@ _MOST_LOG_BYTES = 2**18
 #: Exit codes of runs that become the sweep's own. Others, such as those of signals, say nothing about the sweep.
 _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
 
+#: What a revision's run that misses a file is told.
+_UNTRACKED = "a revision's checkout has only files that git tracks: give an absolute path"
+
 
 @dataclass
 class Rows:
@@ -87,6 +90,8 @@ class Rows:
                 record, steps = run.record, run.steps
         record.started_at = record.started_at or started_at
         judge(record, steps, end, log)
+        if job.cell.environment.folder and record.error and record.error.kind == "FileNotFoundError":
+            record.error.message = f"{record.error.message}; {_UNTRACKED}"
         if record.outcome not in ("ok", "oom"):
             # A run that failed because the disk is full stays without a row, so that a restart repeats it.
             self.check_disk()

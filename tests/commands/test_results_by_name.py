@@ -87,6 +87,12 @@ def test_lines_show_the_facts_in_which_runs_differ(results, listed):
     assert listed()[0]["what"] == "small, fp32, checkpoint all blocks, ranks 2, ddp"
 
 
+def test_runs_of_a_sweep_are_told_apart_by_axes_that_are_no_facts(here, listed):
+    axes = {"model.width": [64, 128], "data.batch_size": [4]}
+    make_sweep(here / "results" / "widths", axes, change=lambda run, _: {"pid": int(run["run_id"].split("-")[0])})
+    assert {row["what"] for row in listed("results/widths")} == {"small, fp32, width 64", "small, fp32, width 128"}
+
+
 def test_of_many_the_newest_and_how_to_see_the_others(results, listed, printed):
     assert [row["name"] for row in listed("--limit=2")] == ["last", "last~1"]
     assert "2 older; --limit 4 looks at them too" in printed("list", "--limit=2")
@@ -103,6 +109,12 @@ outcome=oom | last~1
 """)
 def test_where_picks_by_fact_option_or_field(where, names, results, listed):
     assert [row["name"] for row in listed("--where", where)] == names.split()
+
+
+def test_where_takes_an_argument_of_ones_own_module_by_its_option(results, listed):
+    own = {"config.model": {"class_path": "mine.Net", "init_args": {"width": 64}}}
+    make_run(results / "own", {}, own | {"started_at": "2026-11-09T10:00:00+00:00"})
+    assert [row["name"] for row in listed("--where", "model=mine.Net,model.width=64")] == ["last"]
 
 
 def test_every_command_takes_names_for_results(results, listed, printed, capsys):

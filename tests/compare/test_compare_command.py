@@ -41,6 +41,14 @@ def test_the_exit_code_is_the_verdicts(tmp_path, run_compare, changes, gate, cod
     assert (exit_code, out.startswith(f"verdict {verdict}")) == (code, True)
 
 
+@pytest.mark.parametrize(("outcome", "code"), [("error", 12), ("oom", 12), ("interrupted", 11)])
+def test_sides_whose_runs_all_failed_are_invalid_and_those_that_were_stopped_undecided(
+    tmp_path, run_compare, outcome, code
+):
+    exit_code, out = run_compare(*make_sides(tmp_path, common={"outcome": outcome}))
+    assert (exit_code, f"no run of B counts: outcome {outcome}" in out) == (code, True)
+
+
 def test_json_and_csv_are_in_si_units_and_the_table_in_those_of_people(tmp_path, run_compare, capsys):
     folders = sides(tmp_path, 1.1)
     record = json.loads(run_compare(*folders, "--json")[1])

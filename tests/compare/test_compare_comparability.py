@@ -87,6 +87,13 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("tokens_b", "is_noted"), [(206_000, False), (207_000, True)])
+def test_tokens_of_a_step_are_noted_where_the_means_over_the_runs_differ_by_one_percent(tmp_path, tokens_b, is_noted):
+    """Windows of the same sequences of many lengths end in different places."""
+    cell = compared(tmp_path, window__tokens=tokens_b)
+    assert any(note.startswith("a step has 2,048 tokens in A") for note in cell.notes) == is_noted
+
+
 def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undecided(tmp_path):
     busy = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
     cell = compared(tmp_path / "bound", common=HOST_BOUND, guards=busy)

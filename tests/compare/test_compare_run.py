@@ -105,6 +105,8 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
     words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget=0.001s", "--name=d")
     servers = compare_run(noisy(), "a.yaml", *words)
     assert [launch.variables["OMP_NUM_THREADS"] for launch in servers.launches.values()] == ["1", "2"]
+    # The answer calls a side by its environment, since a folder tells a reader of a pull request nothing.
+    assert "A here OMP_NUM_THREADS=1: results/d@side=A B here OMP_NUM_THREADS=2: results/d@side=B" in servers.out
     # Once to check the options, once for the round.
     assert servers.environment_counts == [2, 2]
 

@@ -38,6 +38,7 @@ TINY = WINDOW + shlex.split("""
 --model.size=tiny --model.d_model=16 --model.vocab_size=64 --data.batch_size=2 --data.context_length=8
 --model.num_layers=1
 """)
+SCHEDULED = f"--model={__name__}.Scheduled"
 OPTIONS = """
 --trainer.max_epochs=-1
 --measure.zero_grad=native --trainer.precision=bf16-true
@@ -55,6 +56,21 @@ class Named(Regression):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Scheduled(Named):
+    """Has loaders of its own, made from what `setup` reads, and halves its learning rate after each step."""
+
+    def setup(self, stage):
+        self.samples = [{"x": torch.full((16,), float(row))} for row in range(12)]
+
+    def train_dataloader(self):
+        return DataLoader(self.samples, 4)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class FewNamed(Data):
@@ -79,8 +95,9 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     assert (torch.get_default_dtype(), gc.isenabled()) == (torch.float32, True)
 
 
-def test_the_bare_loop_takes_mappings_and_goes_on_with_the_next_epoch():
-    words = [*WINDOW, f"--model={__name__}.Named", f"--data={__name__}.FewNamed"]
+@pytest.mark.parametrize("words", [[f"--model={__name__}.Named", f"--data={__name__}.FewNamed"], [SCHEDULED]])
+def test_the_bare_loop_takes_mappings_loaders_and_schedules_and_goes_on_with_the_next_epoch(words):
+    words = [*WINDOW, *words]
     (bare, _), (trainer, _) = (measure_control(arm, words) for arm in ("bare", "trainer"))
     assert losses(bare) == (trainer.first_loss, trainer.last_loss)
 

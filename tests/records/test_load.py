@@ -11,6 +11,7 @@ from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_run
+from lmbench.records.measured import RunError
 from lmbench.records.process import boot_id, is_running, process_identity, process_start_s
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -143,3 +144,8 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
         tracemalloc.stop()
         assert (run.damage, len(run.steps)) == (damage, count)
         assert peak_bytes < 8 * MIB
+
+
+def test_the_end_of_a_run_names_the_type_of_an_error_whose_message_is_the_key_alone():
+    assert RunError("KeyError", "'input_id'", "forward").ending("error") == "error in forward: KeyError: 'input_id'"
+    assert RunError("ValueError", "no tokens", "setup").ending("error") == "error in setup: no tokens"

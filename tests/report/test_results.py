@@ -33,6 +33,23 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_
     assert (ends[0] or 0) >= 0
 
 
+@pytest.mark.parametrize(
+    ("columns", "padding", "text"),
+    [
+        (["step_s", "tokens_per_s"], 0.388, "; tokens/s counts padding, 0.5 % to 38.8 % of the tokens"),
+        (["step_s", "tokens_per_s"], 0.006, "processes"),
+        (["step_s"], 0.388, "processes"),
+    ],
+)
+def test_a_table_with_throughput_says_how_much_of_it_is_padding(columns, padding, text, tmp_path):
+    def change(run, _):
+        return {"data.padding_fraction": {4: 0.005, 8: padding}[run["config"]["data"]["batch_size"]]}
+
+    view = {"title": "T", "tables": [{"title": "T", "columns": columns}]}
+    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    assert section_of(home).tables[0].caption.removesuffix(" (data.padding_fraction)").endswith(text)
+
+
 def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(tmp_path):
     def change(_, repeat):
         flops = {"flops.per_token_flops": 1200, "flops.multiplier": 3}

@@ -47,6 +47,27 @@ def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path
     assert [text.partition(": ")[0] for text in told] == ["In 1 of 1 the fastest by forward + backward is undecided"]
 
 
+@pytest.mark.parametrize(
+    ("repeats", "rates", "answer"),
+    [
+        (3, [70, 90], "batch 8 is the best: tokens/s 90."),
+        (3, [89.9, 90], "batch 8 is the best, undecided against batch 4: tokens/s 90."),
+        (2, [70, 90], "batch 8 is the best, undecided with fewer than 3 processes: tokens/s 90."),
+    ],
+)
+def test_a_sentence_on_the_best_names_those_that_may_be_as_good(repeats, rates, answer, tmp_path):
+    def change(run, repeat):
+        mean = dict(zip([4, 8], rates, strict=True))[run["config"]["data"]["batch_size"]]
+        return {"throughput.tokens_per_s": mean * (1 + 0.001 * repeat)}
+
+    view = {
+        "title": "T", "answers": [{"kind": "best", "y": "tokens_per_s", "x": "batch"}],
+        "tables": [{"title": "T", "columns": ["step_s"]}],
+    }  # fmt: skip
+    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=repeats, change=change)
+    assert [line.text for line in section_of(home).headline if line.label == "answer"] == [answer]
+
+
 # published figures
 
 PUBLISHED = stored("published")

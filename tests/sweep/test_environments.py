@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from repository import git
+from tables import flat
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -96,3 +97,15 @@ environments:
         assert (record.outcome, record.model.attention) == ("ok", f"revision {number}")
         assert record.environment.code.project.commit == git("rev-parse", revision, folder=tree)
         assert record.sweep.axes == {"mode": "forward", "environment": name}
+
+
+def test_a_file_that_git_does_not_track_is_missing_in_both_revisions_which_is_no_comparison(tree, capsys):
+    reading = "    def setup(self, stage):\n        open('tokens.npz')\n"
+    Path("src/mine.py").write_text(f"{MODULE % 3}\n{reading}")
+    git("commit", "-q", "-a", "-m", "reads a file", folder=tree)
+    Path("tokens.npz").touch()
+    Path("mine.yaml").write_text("{model: mine.Net, trainer: {accelerator: cpu}, data.context_length: 16}")
+    assert main(["compare", "--run", "mine.yaml", "--revision", "HEAD", "HEAD", "--budget", "1s"]) == 12
+    out = flat(capsys.readouterr().out)
+    assert out.startswith("verdict INVALID: no run of A counts: outcome error in setup: [Errno 2] No such file")
+    assert "'tokens.npz'; a revision's checkout has only files that git tracks: give an absolute path" in out
