@@ -10,7 +10,7 @@ import pandas as pd
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.pieces import GAPS, LAUNCHING
 from lmbench.kernels.trace import NO_PHASE, OUTSIDE, PHASE_ORDER
-from lmbench.records.intervals import NONE, Integers, cut, paint, take
+from lmbench.records.intervals import NONE, Integers, covered, cut, paint, take, union
 
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
 # between two ranges of the host.
@@ -137,29 +137,33 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
     `device`, `start_ns`, `end_ns`, and the indexes of the kernels around it, `before` and `after`, or NONE. Pauses last
     from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
     """
-    start, end, launch_start = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
-    position = np.arange(len(queue))
-    is_comm, is_compute = (queue.kind == "comm").to_numpy(), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
+    start, end = queue.start_ns.to_numpy(), queue.end_ns.to_numpy()
+    position, is_compute = np.arange(len(queue)), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
     # Of kernels at once, one with a launch goes before one without, one that computes before the others, then the
     # earlier launch.
-    rank = np.empty_like(position)
-    rank[np.lexsort((launch_start, ~is_compute, (queue.launch == NONE).to_numpy()))] = position
+    rank = np.argsort(np.lexsort((queue.launch_ns, ~is_compute, queue.launch == NONE)))
 
-    def owned(time: str, members: Integers, rank: Integers) -> pd.DataFrame:
+    def owned(members: Integers) -> pd.DataFrame:
         """The time of these kernels in pieces that one kernel each owns, that with the lowest rank."""
         begin, past, owner = paint(start[members], end[members], rank[members])
-        return pd.DataFrame({"time": time, "start_ns": begin, "end_ns": past, "kernel": members[owner]})
+        of_kernel = queue[["phase", "collective", "is_clocked", "device", "end_ns", "cost_ns"]].iloc[members[owner]]
+        return of_kernel.assign(begin_ns=begin, past_ns=past)
 
-    # Computing hides the communication beside it.
-    exposed = owned("comm_exposed_s", position[is_comm | is_compute], np.where(is_compute, NONE, rank))
-    exposed = exposed[is_comm[exposed.kernel]]
+    busy, comm = owned(position), owned(np.flatnonzero(queue.kind == "comm"))
+    computing = covered(*union(start[is_compute], end[is_compute]))
+
+    def exposed(moments: pd.Series) -> pd.Series:
+        """A clock that stands still while something computes: computing hides the communication beside it."""
+        return moments - computing(moments)
+
     # A collective first waits for the last rank; its cost is the time from then to its end.
-    last_rank_ns = (end - queue.cost_ns.to_numpy())[exposed.kernel]
-    waiting = exposed.assign(time="rank_wait_s", end_ns=np.minimum(exposed.end_ns, last_rank_ns))
-    times = [owned("busy_s", position, rank), owned("comm_s", position[is_comm], rank), exposed, waiting]
-    pieces = pd.concat(times, ignore_index=True)
-    of_kernel = queue[["phase", "collective", "is_clocked", "device"]].iloc[pieces.kernel].reset_index(drop=True)
-    pieces = pd.concat([pieces.assign(ns=pieces.end_ns - pieces.start_ns), of_kernel], axis=1)
+    last_rank_ns = (comm.end_ns - comm.cost_ns).clip(comm.begin_ns, comm.past_ns)
+    pieces = pd.concat([
+        busy.assign(time="busy_s", ns=busy.past_ns - busy.begin_ns),
+        comm.assign(time="comm_s", ns=comm.past_ns - comm.begin_ns),
+        comm.assign(time="comm_exposed_s", ns=exposed(comm.past_ns) - exposed(comm.begin_ns)),
+        comm.assign(time="rank_wait_s", ns=exposed(last_rank_ns) - exposed(comm.begin_ns)),
+    ])  # fmt: skip
     latest_end, index = np.maximum.accumulate(end), queue.index.to_numpy()
     pauses = pd.DataFrame({
         # At the earliest when the clock begins.

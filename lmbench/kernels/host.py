@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
+from typing import Any
 
 import numpy as np
 
@@ -60,8 +61,9 @@ class Nesting:
                 raise UsageError(f"the trace is damaged: its events are nested more than {_MAX_LEVELS:,} levels deep")
         self.parent = np.array(parent, dtype=np.int64)
 
-    def around(self, thread: Integers, moments: Integers) -> Integers:
-        """The index of the innermost event around each moment on its thread, NONE where there is none."""
+    def around(self, thread: Any, moments: Any) -> Integers:
+        """The index of the innermost event around each moment on its thread, or on one; NONE where there is none."""
+        thread, moments = np.broadcast_arrays(thread, moments)
         innermost = np.full(len(moments), NONE, dtype=np.int64)
         for number in np.unique(thread) if self.names else ():
             first, past = np.searchsorted(self._thread, [number, number + 1])
