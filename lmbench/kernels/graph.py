@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,7 +138,7 @@ class Graph:
         spans = zip(target[firsts].tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(links)], strict=True)
         return rows, sources, [*spans]
 
-    def simulate(self, ns: npt.NDArray[np.float64], without_stragglers: bool = False) -> Solution:
+    def simulate(self, ns: Any, without_stragglers: bool = False) -> Solution:
         """The steps with these times on the links, repeated until their length is steady.
 
         With `without_stragglers` a collective begins when half of the ranks have come, rather than all of them.

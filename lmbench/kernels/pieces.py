@@ -41,12 +41,13 @@ def link_pieces(traces: Mapping[int, Trace], activities: pd.DataFrame, links: pd
     """What all links stand for: a row for each piece of one cause.
 
     Columns are the `link`, its `link_kind` and `rank`, `start_ns` on the clock of all ranks, `ns`, `cause`, `phase`,
-    `kind`, `part`, `name` (of a kernel, call or operator), and the `launch` that the link's target is or comes from. A
-    kernel has `bus_bytes`. The cause of a kernel is its kind, that of a collective `exposed` and its name. `around` is
-    the event of the host around the piece, or around the kernel's launch. The host's pieces have the `event` that the
-    host was in, its `thread`, and a `moment` in it on the trace's own clock.
+    `kind`, `part`, `name` (of a kernel, call or operator), the `launch` that the link's target is or comes from, and
+    whether the target `is_inside` the clocked steps. A kernel has `bus_bytes`. The cause of a kernel is its kind, that
+    of a collective `exposed` and its name. `around` is the event of the host around the piece, or around the kernel's
+    launch. The host's pieces have the `event` that the host was in, its `thread`, and a `moment` in it on the trace's
+    own clock.
     """
-    owners = activities[["rank", "thread", "launch", "kernel"]].iloc[links.target // 2].set_axis(links.index)
+    owners = activities[["rank", "thread", "launch", "kernel", "is_inside"]].iloc[links.target // 2].set_axis(links.index)
     rows = pd.concat([links.rename(columns={"kind": "link_kind"}), owners], axis=1).assign(
         link=links.index, start_ns=moment_times(activities)[links.target] - links.ns
     )
@@ -93,9 +94,9 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     is_same = is_launching & is_launching.shift(fill_value=False) & (pieces[["link", "phase"]].diff() == 0).all(axis=1)
     groups = pieces.assign(moment=moment).groupby((~is_same).cumsum())
     pieces = groups.last().assign(ns=groups.ns.sum(), start_ns=groups.start_ns.first() + trace.shift_ns)
-    is_call = pieces.is_call & ~pieces.cause.isin((LAUNCHING, *causes))
+    is_call = pieces.is_call & ~pieces.cause.isin((LAUNCHING, HOST_CODE, _COMPILING, DATA))
     pieces = pieces.assign(
-        phase=take(timeline.phases, pieces.phase.to_numpy(), OUTSIDE), kind="", part="",
+        phase=take(timeline.phases, pieces.phase.to_numpy(), OUTSIDE), kind="", part="", bus_bytes=np.nan,
         name=pieces.name.where(is_call, ""), around=trace.host.nesting.around(pieces.thread, pieces.moment),
     )  # fmt: skip
     return pieces if len(trace.kernels) else _computing(trace, pieces)
@@ -153,7 +154,7 @@ def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFram
     borders = np.concatenate((event_start, event_end, trace.timeline.start_ns, trace.timeline.end_ns))
     start_ns, end_ns, row = cut(begin, end, borders)
     event = take(events.index.to_numpy()[owner], locate(event_start, event_end, start_ns), NONE)
-    columns = ["link", "link_kind", "rank", "launch", "link_ns"]
+    columns = ["link", "link_kind", "rank", "launch", "is_inside", "link_ns"]
     return links[columns].iloc[row].assign(start_ns=start_ns, ns=end_ns - start_ns, event=event)
 
 
