@@ -179,23 +179,21 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
 def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
     (trace,), activities = graph.traces.values(), graph.activities
+    pauses = pauses.assign(pause_ns=pauses.end_ns - pauses.start_ns)
     ends = activities[activities.kind.isin(("kernel", "steps"))]
-    activity = ends.index.to_series(index=ends.kernel)[pauses.after]
     # The moment at which the kernel starts; at the end there is none, and the steps end.
-    moments = np.where(pauses.after == NONE, 2 * activity + 1, 2 * activity)
-    begins_ns = pauses.start_ns + trace.shift_ns
-    at = zip(moments.tolist(), begins_ns.tolist(), strict=True)
+    moments = 2 * pd.Series(ends.index, ends.kernel)[pauses.after].to_numpy() + (pauses.after == NONE)
+    at = zip(moments.tolist(), (pauses.start_ns + trace.shift_ns).tolist(), strict=True)
     pieces = graph.chain_pieces([graph.measured.chain(moment, begin_ns) for moment, begin_ns in at])
-    pause = pauses.iloc[pieces.chain].set_axis(pieces.index)
-    pieces = pieces.assign(pause_ns=pause.end_ns - pause.start_ns, device=pause.device)
+    pieces = pieces.join(pauses[["pause_ns", "device", "before"]], on="chain")
     is_host = pieces.thread.notna() | (pieces.cause == LAUNCHING)
     pieces["time"] = np.select([pieces.cause == GAPS, is_host], ["queued_gap_s", "host_wait_s"], "")
     # A gap belongs to the kernel before it.
-    phase = take(trace.kernels.phase, pause.before.to_numpy(), OUTSIDE)
+    phase = take(trace.kernels.phase, pieces.before.to_numpy(), OUTSIDE)
     pieces["phase"] = np.where(pieces.cause == GAPS, phase, pieces.phase)
     pieces = pieces[pieces.time != ""]
     told_ns = pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
-    rest_ns = pauses.end_ns - pauses.start_ns - told_ns
+    rest_ns = pauses.pause_ns - told_ns
     phase = take(trace.kernels.phase, pauses.after.to_numpy(), trace.timeline.at(pauses.start_ns.to_numpy()))
     rest = pd.DataFrame({"time": "other_idle_s", "ns": rest_ns, "phase": phase, "device": pauses.device})
     return pd.concat([pieces, rest[rest.ns > 0]], ignore_index=True)

@@ -53,6 +53,11 @@ class KernelFindings:
     annotations: pd.DataFrame
 
     @property
+    def per(self) -> str:
+        """The words for a caption that say whether times and counts are means per step or sums over the trace."""
+        return "per step" if len(self.trace.timeline.step_ns) else "in the whole trace"
+
+    @property
     def why_no_kernels(self) -> str:
         """The reason why the trace has no kernels; empty if it has some."""
         if self.completeness["captured_kernel_count"]:

@@ -102,19 +102,15 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     frames = []
     for rank, trace in traces.items():
         kernels = collective_kernels(trace)
-        group = [
-            f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
-            for group, messages in zip(kernels.group, kernels.messages, strict=True)
-        ]
-        kernels = kernels.assign(
-            rank=rank, group=group, kernel=kernels.index,
-            ended_ns=kernels.end_ns + float(trace.events.origin_ns - first_ns),
-        )  # fmt: skip
-        frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
+        ended_ns = kernels.end_ns + float(trace.events.origin_ns - first_ns)
+        # Of a message both ranks name the same pair.
+        group = [" ".join(sorted(group.replace("?", str(rank)).split())) for group in kernels.group]
+        frames.append(kernels.assign(rank=rank, group=group, kernel=kernels.index, ended_ns=ended_ns))
     matches = pd.concat(frames, ignore_index=True)
-    sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
-    is_matched = sequences.agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1).rename("is_matched")
-    matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
+    of_rank = matches.groupby([*_STAGE, "rank"])
+    matches["order"] = of_rank.cumcount()
+    is_alike = of_rank.collective.agg(" ".join).groupby(_STAGE).agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1)
+    matches = matches[matches.join(is_alike.rename("is_alike"), on=_STAGE).is_alike.astype(bool)]
     members = matches.groupby([*_STAGE, "order"], sort=False)
     matches = matches.assign(kind=matches.collective, collective=members.ngroup())
     last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.collective).transform("max")

@@ -47,10 +47,9 @@ def link_pieces(traces: Mapping[int, Trace], activities: pd.DataFrame, links: pd
     launch. The host's pieces have the `event` that the host was in, its `thread`, and a `moment` in it on the trace's
     own clock.
     """
-    owners = activities[["rank", "thread", "launch", "kernel", "is_inside"]].iloc[links.target // 2].set_axis(links.index)
-    rows = pd.concat([links.rename(columns={"kind": "link_kind"}), owners], axis=1).assign(
-        link=links.index, start_ns=moment_times(activities)[links.target] - links.ns
-    )
+    rows = links.rename(columns={"kind": "link_kind"}).assign(
+        link=links.index, owner=links.target // 2, start_ns=moment_times(activities)[links.target] - links.ns
+    ).join(activities[["rank", "thread", "launch", "kernel", "is_inside"]], on="owner")  # fmt: skip
     groups = rows[~rows.link_kind.isin(("join", "end"))].groupby([rows["rank"], rows.link_kind.isin(_HOST)])
     pieces = pd.concat([
         (_host_pieces if is_host else _device_pieces)(traces[rank], rows) for (rank, is_host), rows in groups
@@ -83,10 +82,13 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     moment = pieces.start_ns.to_numpy()
     loaders = events[starting(events.name, "enumerate(DataLoader)#")]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
-    is_loading, is_compiling = (locate(*times, moment) != NONE for times in (loading, find_compiling(trace)))
-    # A link that is as long as a launch takes, or longer, has a cause of its own.
-    is_long = (pieces.link_ns > LONG_NS) & (pieces.cause == LAUNCHING)
-    causes = {SYNCHRONIZING: pieces.link_kind == "queue", DATA: is_loading, _COMPILING: is_compiling, HOST_CODE: is_long}
+    causes = {
+        SYNCHRONIZING: pieces.link_kind == "queue",
+        DATA: locate(*loading, moment) != NONE,
+        _COMPILING: locate(*find_compiling(trace), moment) != NONE,
+        # A link that is as long as a launch takes, or longer, has a cause of its own.
+        HOST_CODE: (pieces.link_ns > LONG_NS) & (pieces.cause == LAUNCHING),
+    }
     pieces["cause"] = np.select([*causes.values()], [*causes], pieces.cause)
     pieces["phase"] = locate(timeline.start_ns, timeline.end_ns, moment)
     # On the way to one launch, launching in one phase is one piece, that of its last event.

@@ -216,8 +216,8 @@ class WhatIf:
             of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean").fillna(1.0)
         # On a CPU operators compute; the host's other time in a block goes with the block alone.
         is_operator = is_host & ((pieces.kind != "") | (axis == "layers"))
-        is_start = ~is_host & (pieces.cause != UNEXPLAINED)
-        factors = np.select([is_kernel, is_host & is_launching, is_operator, is_start], [work, of_call, work, launch], 1.0)
+        flags = [is_kernel, is_host & is_launching, is_operator, ~is_host & (pieces.cause != UNEXPLAINED)]
+        factors = np.select(flags, [work, of_call, work, launch], 1.0)
         if axis == "data":
             factors[is_host & ((pieces.cause == DATA) | pieces.phase.isin(_LOADING_PHASES))] = 0.0
         elif axis == "host":
