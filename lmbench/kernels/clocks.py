@@ -75,8 +75,8 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels that were queued before them is left out. Without steps it runs from the first kernel that counts to the
     last.
     """
-    (trace,) = graph.traces.values()
-    kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
+    trace, steps = graph.first, graph.steps
+    kernels, timeline = trace.kernels, trace.timeline
     if kernels.empty:
         nothing = pd.DataFrame()
         return Clocks(nothing, nothing, nothing, nothing)
@@ -178,7 +178,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
 
 def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
-    (trace,), activities = graph.traces.values(), graph.activities
+    trace, activities = graph.first, graph.activities
     pauses = pauses.assign(pause_ns=pauses.end_ns - pauses.start_ns)
     ends = activities[activities.kind.isin(("kernel", "steps"))]
     # The moment at which the kernel starts; at the end there is none, and the steps end.

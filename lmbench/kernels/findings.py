@@ -109,7 +109,7 @@ def examine_trace(trace: Trace) -> KernelFindings:
     """Compute all results of a trace."""
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
-    graph = build_graph({trace.record.rank or 0: trace})
+    graph = build_graph({trace.rank or 0: trace})
     clocks = phase_clocks(graph)
     waits = find_waits(graph, clocks)
     phases = judge_phases(clocks, waits, work, record)

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.links import find_links, moment_times
@@ -86,7 +85,7 @@ class Graph:
         return next(iter(self.traces.values()))
 
     @cached_property
-    def time_ns(self) -> npt.NDArray[np.int64]:
+    def time_ns(self) -> Integers:
         """The recorded time of each moment."""
         return moment_times(self.activities)
 
@@ -124,6 +123,11 @@ class Graph:
         start_ns = np.maximum(pieces.start_ns, pieces.begin_ns)
         pieces["ns"] = np.minimum(pieces.start_ns + pieces.ns, pieces.past_ns) - start_ns
         return pieces.assign(start_ns=start_ns)[pieces.ns > 0].drop(columns=["begin_ns", "past_ns"])
+
+    @cached_property
+    def path(self) -> pd.DataFrame:
+        """The critical path of the recording, as `chain_pieces` returns it."""
+        return self.chain_pieces([self.measured.path])
 
     @cached_property
     def _repeated(self) -> tuple[Integers, Integers, list[tuple[int, int, int]]]:

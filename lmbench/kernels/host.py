@@ -98,10 +98,10 @@ class HostEvents:
     """Operators and module ranges of the host, and the part of the model that each works for.
 
     Ranges of phases, steps and the user's own are left out of `events`, since they may begin and end across these.
-    `is_engine` flags events of autograd's engine around a node of the backward pass. `forward` has the forward operator
-    that made the node, by engine event. `is_model` flags the outermost module ranges outside of the engine. `users` are
-    the user's own ranges, `functions` the Python functions in the user's own files. A trace without module ranges tells
-    parts only by operators.
+    `is_module` flags module ranges, `is_engine` events of autograd's engine around a node of the backward pass.
+    `forward` has the forward operator that made the node, by engine event. `is_model` flags the outermost module ranges
+    outside of the engine. `users` are the user's own ranges, `functions` the Python functions in the user's own files.
+    A trace without module ranges tells parts only by operators.
 
     Args:
         host: all events of the host.
@@ -120,14 +120,13 @@ class HostEvents:
         self.is_engine = starting(names, ENGINE)
         self.forward = _forward_operators(events, self.is_engine)
         # The scope of an event is the innermost module range or engine event around it, or the event itself.
-        is_module = starting(names, _MODULES)
-        scope = self.nesting.innermost(self.is_engine | is_module)
-        self.is_model = is_module & (take(scope, self.nesting.parent, NONE) == NONE)
+        self.is_module = is_range(events)
+        scope = self.nesting.innermost(self.is_engine | self.is_module)
+        self.is_model = self.is_module & (take(scope, self.nesting.parent, NONE) == NONE)
         self._scope = scope.tolist()
         # The start of the first softmax in each scope.
-        self._softmax_ns: dict[int, int] = {}
-        for index in np.flatnonzero(events.name.map(operator_part) == "softmax").tolist():
-            self._softmax_ns.setdefault(self._scope[index], self._start_ns[index])
+        is_softmax = events.name.map(operator_part) == "softmax"
+        self._softmax_ns = events.start_ns[is_softmax].groupby(scope[is_softmax]).min().to_dict()
         # The node that the engine ran before each node on its thread, and the next one that stores no gradient.
         is_storing = events.name.str.endswith(ACCUMULATE)
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.events import where
@@ -63,9 +62,9 @@ def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None)
     return activities, _settled(activities, linked)
 
 
-def moment_times(activities: pd.DataFrame) -> npt.NDArray[np.int64]:
+def moment_times(activities: pd.DataFrame) -> Integers:
     """The recorded time of each moment: activity number n has the moments 2 n and 2 n + 1."""
-    times: npt.NDArray[np.int64] = activities[["start_ns", "end_ns"]].to_numpy(np.int64).ravel()
+    times: Integers = activities[["start_ns", "end_ns"]].to_numpy(np.int64).ravel()
     return times
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,8 +20,6 @@ from lmbench.records.load import is_run_folder
 
 # Kernels with the same values are collectives of one group of ranks in one step.
 _STAGE = ["group", "stage"]
-# The rank in the name of a file or folder.
-_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 # Traces are of one machine's clock if this share of the collectives run on all ranks at once for a while.
 _ONE_CLOCK_FRACTION = 0.95
 
@@ -41,7 +38,7 @@ def graph_of(sources: Iterable[str | Path]) -> Graph:
     paths = traces_at(sources)
     if len(paths) == 1:
         trace = load_trace(paths[0])
-        return build_graph({_rank_of(trace) or 0: trace})
+        return build_graph({trace.rank or 0: trace})
     return build_graph(*match_collectives(load_ranks(paths)))
 
 
@@ -52,7 +49,7 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
         for path in paths:
             task.begin(path.name)
             trace = load_trace(path)
-            if (rank := _rank_of(trace)) is None or rank in traces:
+            if (rank := trace.rank) is None or rank in traces:
                 problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
                 raise UsageError(
                     f"{problem}: name files rank0.json.gz, ..., or give one of them alone; "
@@ -68,13 +65,6 @@ def _traces_at(path: Path) -> list[Path]:
     if is_run_folder(path):
         return [path, *path.glob(f"rank*/{TRACE_FILE}")]
     return [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))] or [path]
-
-
-def _rank_of(trace: Trace) -> int | None:
-    """The rank of a trace, by the trace itself, else by its run's record, else by the name of its file or folder."""
-    by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
-    ranks = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
-    return next((rank for rank in ranks if rank is not None), None)
 
 
 def collective_kernels(trace: Trace) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.code_owners import is_users_function
-from lmbench.kernels.events import is_range, starting, where
+from lmbench.kernels.events import starting, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
@@ -107,7 +107,7 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
 def _computing(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
     """Pieces of a trace of a CPU, on which operators compute: with `kind` and `part`, and the kind as `cause`."""
     around = pieces.around.to_numpy()
-    is_operator = ~take(is_range(trace.host.events), around, True) & (pieces.cause != DATA).to_numpy()
+    is_operator = ~take(trace.host.is_module, around, True) & (pieces.cause != DATA).to_numpy()
     names = take(trace.host.names, around, "")
     kinds = np.where(is_operator, [kind_of("", operator=name) for name in names], "")
     parts = [

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
@@ -151,10 +150,10 @@ def host_pieces(graph: Graph) -> pd.DataFrame:
     `name` is that of the innermost operator, and `function` the user's Python function around a piece outside of
     operators; both are empty where there is none. `around` is the operator's event.
     """
-    (trace,) = graph.traces.values()
-    pieces = graph.chain_pieces([graph.measured.path])
+    trace = graph.first
+    pieces = graph.path
     around, functions = pieces.around.to_numpy(np.int64), trace.host.functions
-    is_operator = ~take(is_range(trace.host.events), around, True)
+    is_operator = ~take(trace.host.is_module, around, True)
     # The engine's event has only its own work around a node: the node's function has an event of its own.
     names = np.where(trace.host.is_engine, "autograd engine", trace.host.names)
     function = take(functions.names, functions.around(trace.events.main_thread, pieces.start_ns), "")

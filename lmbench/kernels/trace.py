@@ -7,6 +7,7 @@ operators that autograd runs tell forward and backward.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,8 @@ OUTSIDE, UNLINKED = NO_PHASE = ("outside", "unlinked")
 #: The order of phases in tables.
 PHASE_ORDER = (*PHASES, *NO_PHASE)
 
+# The rank in the name of a file or folder.
+_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 _foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
 
@@ -122,6 +125,13 @@ class Trace:
         return 0, int(max(host.end_ns, default=0))
 
     @property
+    def rank(self) -> int | None:
+        """The rank by the trace itself, else by its run's record, else by the name of its file or folder."""
+        by_name = _RANK.search(self.path.name) or _RANK.search(self.path.parent.name)
+        ranks = (self.events.distributed.rank, self.record.rank, by_name and int(by_name[1]))
+        return next((rank for rank in ranks if rank is not None), None)
+
+    @property
     def record(self) -> RunRecord:
         """The run's record; an empty one, with the outcome DAMAGED, if there is no run or its record cannot be read."""
         return self.run.record if self.run else RunRecord(SCHEMA_VERSION, DAMAGED)
@@ -194,7 +204,7 @@ def _infer_phases(host: HostEvents, range_phases: set[str]) -> list[pd.DataFrame
     models does something else: pipeline schedules run a forward pass between two backward passes.
     """
     events, is_engine, parent = host.events, host.is_engine, host.nesting.parent
-    is_module = is_range(events)
+    is_module = host.is_module
     # The outermost operator around each event, or the event itself.
     top = settled(np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent))))
     is_other = ~is_module & ~is_engine[top]

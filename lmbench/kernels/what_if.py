@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -112,11 +111,6 @@ class WhatIf:
             self._base = graph.simulate(self._link_ns(self._piece_ns))
         #: The step without a change, and without what the profiler costs the host.
         self.step_s = self.traced_s + (self._base.length_ns - recorded.length_ns) / 1e9 / graph.steps
-
-    @cached_property
-    def path(self) -> pd.DataFrame:
-        """The critical path of the recording, as `chain_pieces` returns it."""
-        return self.graph.chain_pieces([self.graph.measured.path])
 
     def recorded(self) -> dict[str, float]:
         """How much longer the step is, in s, with each change of `RECORDED`; 0 if the traces have nothing to change.

@@ -191,16 +191,15 @@ class GraphOrigins(logging.Handler):
         metadata = getattr(record, "metadata", None) or {}
         if (metadata.get("artifact") or {}).get("name") != GRAPH_DONE:
             return
-        launches = []
+        launches = {}
         for key, nodes in _notes().items():
             # A key is `<kernel>:<number of the launch>`.
             name, _, number = key.rpartition(":")
             # Weightless operations only count in a kernel that has no others.
             working = [node for node in nodes if node not in self._weightless] or nodes
             paths = sorted({self._paths[node] for node in working if node in self._paths})
-            launches.append((int(number), name, paths))
-        launches.sort(key=lambda launch: launch[0])
-        self.graphs.append(GraphNotes([(name, paths) for _, name, paths in launches]))
+            launches[int(number)] = name, paths
+        self.graphs.append(GraphNotes([launches[number] for number in sorted(launches)]))
 
 
 def _notes() -> dict[str, list[str]]:
