@@ -176,8 +176,10 @@ def summarize(findings: KernelFindings) -> KernelSummary:
             "kernel_s": work.total_s(span),
             "kernel_count": sum(row["kernel_count"] for row in rows),
             "matmul_fraction": work.fraction("kind", MATMUL, span) if rows else None,
-            "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
-            "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
+            **{
+                f"{axis}s": {f"{name}_s": seconds for name, seconds in work.seconds(axis, span).items()}
+                for axis in ("kind", "part")
+            },
             "top_other": next((row for row in rows if row["kind"] != MATMUL), None),
         }
     summary = {

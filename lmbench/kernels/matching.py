@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,16 @@ _ONE_CLOCK_FRACTION = 0.95
 
 def traces_at(sources: Iterable[str | Path]) -> list[Path]:
     """The traces at paths: those of all ranks of a run, all files of another folder, or the file itself."""
-    return [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
+    paths = list[Path]()
+    for path in map(Path, sources):
+        if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
+            paths.append(path)
+        elif is_run_folder(path):
+            paths += [path, *path.glob(f"rank*/{TRACE_FILE}")]
+        else:
+            files = [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))]
+            paths += files or [path]
+    return paths
 
 
 def graph_of(sources: Iterable[str | Path]) -> Graph:
@@ -59,14 +67,6 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
     return dict(sorted(traces.items()))
 
 
-def _traces_at(path: Path) -> list[Path]:
-    if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
-        return [path]
-    if is_run_folder(path):
-        return [path, *path.glob(f"rank*/{TRACE_FILE}")]
-    return [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))] or [path]
-
-
 def collective_kernels(trace: Trace) -> pd.DataFrame:
     """The kernels of a trace that communicate."""
     return trace.kernels.query("is_counted and collective != ''")
@@ -84,9 +84,9 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     collective end together, by the median over those of each rank.
 
     Returns:
-        The traces on one clock, with the true `cost_ns` of matched kernels; and a row for each matched kernel: its
-        `rank`, its index `kernel`, the number of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and
-        `wait_ns`, whether it `is_last`, and whether a clocked step launched it.
+        The traces on one clock, with the true `cost_ns` of matched kernels; and the matched kernels. These have the
+        columns of `Trace.kernels`, but with the number of the `collective`, and its `kind`; and the `rank`, the index
+        `kernel` in the rank's trace, `wait_ns`, and whether the kernel `is_last`.
     """
     first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
@@ -120,5 +120,4 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
         aligned[rank] = replace(
             trace, kernels=kernels, shift_ns=trace.events.origin_ns - first_ns + round(shift_ns[rank])
         )
-    columns = ["rank", "kernel", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last", "is_clocked"]
-    return aligned, matches[columns]
+    return aligned, matches

@@ -72,7 +72,8 @@ class Work:
 
     def seconds(self, key: str, phase: str = STEP) -> dict[str, float]:
         """Kernel time per step for each value of a column, the largest first."""
-        return dict(self.by(key, phase=phase)[[key, "kernel_s"]].itertuples(index=False, name=None))
+        times: dict[str, float] = self.by(key, phase=phase).set_index(key).kernel_s.to_dict()
+        return times
 
     def total_s(self, phase: str = STEP) -> float:
         """Kernel time per step of a phase, or of the whole step."""
