@@ -44,7 +44,8 @@ class Clocks:
     `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the length `pause_ns` of their pause.
 
     `collectives` has a row for each phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s`, the number
-    of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s` (see `Trace.kernels`).
+    of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s`, the time once the last rank
+    came.
     """
 
     phases: pd.DataFrame
@@ -117,7 +118,8 @@ def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.
     """`Clocks.collectives`: means per step by phase and kind of collective."""
     keys = ["phase", "collective"]
     comm = kernels[kernels.collective != ""]
-    groups = comm.assign(cost_s=(comm.cost_ns / 1e9).where(comm.message_bytes.notna())).groupby(keys)
+    cost_s = (comm.duration_ns - comm.wait_ns) / 1e9
+    groups = comm.assign(cost_s=cost_s.where(comm.message_bytes.notna())).groupby(keys)
     sums = groups[["message_bytes", "bus_bytes", "cost_s"]].sum(min_count=1).assign(calls=groups.size())
     times = _means(pieces[pieces.time.isin(_COMM_TIMES)], keys, steps)[_COMM_TIMES]
     return pd.concat([times, sums / steps], axis=1).reset_index()
@@ -146,7 +148,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
     def owned(members: Integers) -> pd.DataFrame:
         """The time of these kernels in pieces that one kernel each owns, that with the lowest rank."""
         begin, past, owner = paint(start[members], end[members], rank[members])
-        of_kernel = queue[["phase", "collective", "is_clocked", "device", "end_ns", "cost_ns"]].iloc[members[owner]]
+        of_kernel = queue[["phase", "collective", "is_clocked", "device", "start_ns", "wait_ns"]].iloc[members[owner]]
         return of_kernel.assign(begin_ns=begin, past_ns=past)
 
     busy, comm = owned(position), owned(np.flatnonzero(queue.kind == "comm"))
@@ -156,8 +158,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
         """A clock that stands still while something computes: computing hides the communication beside it."""
         return moments - computing(moments)
 
-    # A collective first waits for the last rank; its cost is the time from then to its end.
-    last_rank_ns = (comm.end_ns - comm.cost_ns).clip(comm.begin_ns, comm.past_ns)
+    last_rank_ns = (comm.start_ns + comm.wait_ns).clip(comm.begin_ns, comm.past_ns)
     pieces = pd.concat([
         busy.assign(time="busy_s", ns=busy.past_ns - busy.begin_ns),
         comm.assign(time="comm_s", ns=comm.past_ns - comm.begin_ns),

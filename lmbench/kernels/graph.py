@@ -59,8 +59,8 @@ class Graph:
     `activities` has a row for each of its `kind`: a `call` of the host that launches kernels or waits for them, with
     the index of its `launch`; a `kernel`, with its index in the rank's trace and that of its launch; the `join` of the
     ranks that come to a collective; and the `steps` of a rank. Columns are the `rank`, `thread`, `start_ns`, `end_ns`,
-    and whether it `is_inside` the clocked steps. Activity number n has the moments 2 n and 2 n + 1. `next` is the
-    moment that replaces the end of a kernel from before the steps when they repeat.
+    whether it `is_inside` the clocked steps, and the `match` of a kernel. Activity number n has the moments 2 n and
+    2 n + 1. `next` is the moment that replaces the end of a kernel from before the steps when they repeat.
 
     `links` has a row for each link, in an order in which all links to its source come before: the moments `source` and
     `target`, the least time `ns` between them, and the `kind`: the host between two calls (`program`) and in one
@@ -177,7 +177,7 @@ class Graph:
         )
 
 
-def build_graph(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> Graph:
-    """The graph of the traces of one or several ranks, for which the arguments are as for `find_links`."""
+def build_graph(traces: Mapping[int, Trace]) -> Graph:
+    """The graph of the traces of one or several ranks, as for `find_links`."""
     timeline = next(iter(traces.values())).timeline
-    return Graph(traces, *find_links(traces, matches), timeline.steps - timeline.skipped)
+    return Graph(traces, *find_links(traces), timeline.steps - timeline.skipped)

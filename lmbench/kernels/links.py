@@ -44,12 +44,10 @@ SYNCHRONIZING: Final = "synchronizing"
 call_cause = reader("calls")
 
 
-def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def find_links(traces: Mapping[int, Trace]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The activities and links of the traces of one or several ranks, as `Graph` describes them.
 
-    Args:
-        traces: by rank; those of several ranks are on one clock, as `match_collectives` returns them.
-        matches: the collectives of several ranks, as `match_collectives` returns them.
+    The traces are by rank; those of several ranks are on one clock, as `match_collectives` returns them.
     """
     parts, links = list[pd.DataFrame](), list[pd.DataFrame]()
     for rank, trace in traces.items():
@@ -57,8 +55,8 @@ def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None)
         parts.append(part.activities().assign(rank=rank))
         links += part.links
     activities, linked = pd.concat(parts, ignore_index=True), pd.concat(links, ignore_index=True)
-    if matches is not None and len(matches):
-        activities, linked = _joined(activities, linked, matches)
+    if activities.match.notna().any():
+        activities, linked = _joined(activities, linked)
     return activities, _settled(activities, linked)
 
 
@@ -94,15 +92,14 @@ def _settled(activities: pd.DataFrame, links: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _joined(activities: pd.DataFrame, links: pd.DataFrame, matches: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _joined(activities: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The graph in which a collective runs once its last rank has come, and each rank's kernel ends with it."""
-    kernels = activities.reset_index(names="activity")
-    arrivals = matches[["rank", "kernel", "collective"]].merge(kernels, on=["rank", "kernel"])
-    groups = arrivals.groupby("collective").start_ns
+    arrivals = activities[activities.match.notna()].reset_index(names="activity")
+    groups = arrivals.groupby("match").start_ns
     # A kernel that ended before the last rank came did not wait for it.
     arrivals["last_ns"] = groups.transform("max")
     arrivals = arrivals[(arrivals.end_ns >= arrivals.last_ns) & (groups.transform("size") > 1)]
-    join = len(activities) + arrivals.groupby("collective").ngroup()
+    join = len(activities) + arrivals.groupby("match").ngroup()
     joins = arrivals[activities.columns].assign(
         kind="join", start_ns=arrivals.last_ns, end_ns=arrivals.last_ns, is_inside=True, kernel=NONE
     )
@@ -169,7 +166,8 @@ class _RankGraph:
             "start_ns": [kernels.end_ns[~is_clocked].max(initial=self._begin_ns)],
             "end_ns": [kernels.end_ns[is_clocked].max(initial=self._finish_ns)],
         })  # fmt: skip
-        calls, of_kernels = (pd.DataFrame(rows[["thread", "launch", *steps]]) for rows in (self._calls, kernels))
+        columns = ["thread", "launch", *steps]
+        calls, of_kernels = pd.DataFrame(self._calls[columns]), pd.DataFrame(kernels[[*columns, "match"]])
         rows = pd.concat([
             calls.assign(kind="call", kernel=NONE, is_inside=self._call >= self._begin, next=NONE),
             of_kernels.assign(kind="kernel", kernel=kernels.index, is_inside=is_clocked, next=last),

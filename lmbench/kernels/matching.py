@@ -47,7 +47,7 @@ def graph_of(sources: Iterable[str | Path]) -> Graph:
     if len(paths) == 1:
         trace = load_trace(paths[0])
         return build_graph({trace.rank or 0: trace})
-    return build_graph(*match_collectives(load_ranks(paths)))
+    return build_graph(match_collectives(load_ranks(paths)))
 
 
 def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
@@ -72,7 +72,7 @@ def collective_kernels(trace: Trace) -> pd.DataFrame:
     return trace.kernels.query("is_counted and collective != ''")
 
 
-def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
+def match_collectives(traces: Mapping[int, Trace]) -> dict[int, Trace]:
     """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
 
     Kernels of a group of ranks match by the collective's own number, or by their order in the step. Kernels that send
@@ -84,9 +84,7 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     collective end together, by the median over those of each rank.
 
     Returns:
-        The traces on one clock, with the true `cost_ns` of matched kernels; and the matched kernels. These have the
-        columns of `Trace.kernels`, but with the number of the `collective`, and its `kind`; and the `rank`, the index
-        `kernel` in the rank's trace, `wait_ns`, and whether the kernel `is_last`.
+        The traces on one clock, with the `match` and `wait_ns` of their kernels.
     """
     first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
@@ -102,22 +100,21 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     is_alike = of_rank.collective.agg(" ".join).groupby(_STAGE).agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1)
     matches = matches[matches.join(is_alike.rename("is_alike"), on=_STAGE).is_alike.astype(bool)]
     members = matches.groupby([*_STAGE, "order"], sort=False)
-    matches = matches.assign(kind=matches.collective, collective=members.ngroup())
-    last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.collective).transform("max")
+    matches = matches.assign(match=members.ngroup())
+    last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.match).transform("max")
     shift_ns = pd.Series(0.0, list(traces))
     if (last_ns < members.ended_ns.transform("min")).mean() < _ONE_CLOCK_FRACTION:
         early_ns = members.ended_ns.transform("mean") - matches.ended_ns
         shift_ns = early_ns.groupby(matches["rank"]).median().reindex(list(traces), fill_value=0.0)
     began_ns = matches.ended_ns + matches["rank"].map(shift_ns) - matches.duration_ns
-    last_ns = began_ns.groupby(matches.collective).transform("max")
-    wait_ns = np.minimum(last_ns - began_ns, matches.duration_ns)
-    matches = matches.assign(wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns)
-    matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
+    last_ns = began_ns.groupby(matches.match).transform("max")
+    matches["wait_ns"] = np.minimum(last_ns - began_ns, matches.duration_ns)
     aligned = {}
     for rank, trace in traces.items():
-        cost_ns = matches[matches["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
-        kernels = trace.kernels.assign(cost_ns=cost_ns)
+        matched = matches[matches["rank"] == rank].set_index("kernel")
+        wait_ns = matched.wait_ns.reindex(trace.kernels.index, fill_value=0)
+        kernels = trace.kernels.assign(match=matched.match, wait_ns=wait_ns)
         aligned[rank] = replace(
             trace, kernels=kernels, shift_ns=trace.events.origin_ns - first_ns + round(shift_ns[rank])
         )
-    return aligned, matches
+    return aligned

@@ -39,7 +39,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     paths = traces_at(sources)
     if len(paths) == 1:
         return kernels_answer(examine(paths[0]))
-    traces, matches = match_collectives(load_ranks(paths))
+    traces = match_collectives(load_ranks(paths))
     findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
@@ -48,19 +48,23 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
         answer = kernels_answer(without_kernels[0])
         text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
-    return _answer(findings, matches)
+    return _answer(findings)
 
 
-def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answer:
-    """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
+def _answer(findings: dict[int, KernelFindings]) -> Answer:
+    """The answer for ranks with kernels."""
     first = next(iter(findings.values()))
-    matches = matches[matches.is_clocked.astype(bool)]
-    waits = matches.groupby("collective").wait_ns
+    kernels = [result.trace.kernels.assign(rank=rank) for rank, result in findings.items()]
+    matches = pd.concat(kernels, ignore_index=True).dropna(subset="match")
+    matches["is_last"] = matches.index.isin(matches.groupby("match").wait_ns.idxmin())
+    matches = matches[matches.is_clocked]
+    waits = matches.groupby("match").wait_ns
     # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
     last = matches.assign(
         longest_s=waits.transform("max") / 1e9,
         mean_wait_s=waits.transform("sum") / (waits.transform("size") - 1) / 1e9,
-        cost_s=matches.cost_ns / 1e9,
+        cost_s=(matches.duration_ns - matches.wait_ns) / 1e9,
+        kind=matches.collective,
     )
     last = last[last.is_last].sort_values("longest_s", ascending=False)
     rows = pd.DataFrame({rank: result.clocks.total for rank, result in findings.items()}).T.rename_axis("rank")

@@ -93,7 +93,8 @@ class Trace:
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
     - `is_clocked`: whether it counts, and was launched in a step that is clocked, or began there without a launch.
     - `is_awaited`: whether it is a copy that ended before its call returned, so that the host waited for it.
-    - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
+    - `match`, `wait_ns`: the number of a collective that several ranks ran, and the time until the last rank came. One
+      trace alone tells neither: missing, and 0.
     """
 
     path: Path
@@ -277,7 +278,8 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         is_counted=is_counted,
         is_clocked=is_counted & is_after_skipped,
         is_awaited=is_linked & (kernels.category == "gpu_memcpy") & (kernels.end_ns <= returned_ns),
-        cost_ns=kernels.duration_ns,
+        match=np.nan,
+        wait_ns=0,
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
     parts = [
