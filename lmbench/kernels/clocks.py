@@ -121,8 +121,7 @@ def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.
     cost_s = (comm.duration_ns - comm.wait_ns) / 1e9
     groups = comm.assign(cost_s=cost_s.where(comm.message_bytes.notna())).groupby(keys)
     sums = groups[["message_bytes", "bus_bytes", "cost_s"]].sum(min_count=1).assign(calls=groups.size())
-    times = _means(pieces[pieces.time.isin(_COMM_TIMES)], keys, steps)[_COMM_TIMES]
-    return pd.concat([times, sums / steps], axis=1).reset_index()
+    return (sums / steps).join(_means(pieces, keys, steps)[_COMM_TIMES]).reset_index()
 
 
 def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:

@@ -123,7 +123,8 @@ class HostEvents:
         self.is_module = is_range(events)
         scope = self.nesting.innermost(self.is_engine | self.is_module)
         self.is_model = self.is_module & (take(scope, self.nesting.parent, NONE) == NONE)
-        self._scope = scope.tolist()
+        # The event NONE, the last of these, has no scope.
+        self._scope, self._is_engine = [*scope.tolist(), NONE], [*self.is_engine.tolist(), False]
         # The start of the first softmax in each scope.
         is_softmax = events.name.map(operator_part) == "softmax"
         self._softmax_ns = events.start_ns[is_softmax].groupby(scope[is_softmax]).min().to_dict()
@@ -147,7 +148,7 @@ class HostEvents:
             # The event and those around it within its scope; the innermost whose name tells a part decides.
             inside = [*takewhile(lambda index: index != scope, self.nesting.climb(event))]
             by_operator = next(filter(None, (operator_part(self.names[index]) for index in inside)), None)
-            if scope != NONE and self.is_engine[scope]:
+            if self._is_engine[scope]:
                 self._parts[event] = self._of_node(scope, inside) or by_operator
             else:
                 self._parts[event] = self._of_module(scope, inside, by_operator)
@@ -155,10 +156,9 @@ class HostEvents:
 
     def module(self, event: int) -> str:
         """The path of the module that an event works for, by the ranges around it or around its forward operator."""
-        scope = self._scope[event] if event != NONE else NONE
-        if scope != NONE and self.is_engine[scope]:
-            operator = self.forward.get(scope, NONE)
-            scope = self._scope[operator] if operator != NONE else NONE
+        scope = self._scope[event]
+        if self._is_engine[scope]:
+            scope = self._scope[self.forward.get(scope, NONE)]
         return (module_path(self.names[scope]) or "") if scope != NONE else ""
 
     def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:

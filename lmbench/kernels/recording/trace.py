@@ -54,6 +54,7 @@ class Recording:
         self.steps = 0
         self._module, self._device, self._tool = module, device_of(device), tool
         self.ranges = StepRanges(self._device.markers)
+        self._capture = self._device.capture if tool == "nsys" else None
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
         self._origins = GraphOrigins()
@@ -81,8 +82,8 @@ class Recording:
         self._modules = ModuleRanges(self._module, self._device.markers)
         if self._profile is not None:
             self._profile.start_trace()
-        elif self._tool == "nsys" and self._device.capture is not None:
-            self._device.capture.start()
+        elif self._capture is not None:
+            self._capture.start()
 
     def end_step(self) -> None:
         """Count a whole step, which is now over."""
@@ -102,8 +103,8 @@ class Recording:
         modules, profiler = self._modules, self._profile
         if modules is not None:
             modules.remove()
-            if self._tool == "nsys" and self._device.capture is not None:
-                self._device.capture.stop()
+            if self._capture is not None:
+                self._capture.stop()
         self._origins.close()
         if profiler is None:
             return None
