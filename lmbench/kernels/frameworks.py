@@ -10,7 +10,7 @@ import pandas as pd
 
 from lmbench.kernels.events import where
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, Integers, covered, take, union
+from lmbench.records.intervals import NONE, Integers, covered, union
 from lmbench.report.answer import Line
 from lmbench.report.units import milliseconds
 
@@ -76,5 +76,5 @@ def _sigterm_ns(trace: Trace) -> int:
 def _bucket_copies_ns(trace: Trace) -> int:
     """The time of the kernels with which DDP copies gradients out of buckets."""
     copies = trace.host.nesting.innermost(where(trace.host.names, _BUCKET_COPY.match))
-    is_copy = take(copies, trace.kernels.around.to_numpy(), NONE) != NONE
+    is_copy = copies[trace.kernels.around] != NONE
     return int(trace.kernels.duration_ns[trace.kernels.is_counted & is_copy].sum())

@@ -17,7 +17,7 @@ from lmbench.code_owners import is_users_function
 from lmbench.errors import UsageError
 from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, users_ranges, where
 from lmbench.kernels.names import module_path, operator_part, part_of
-from lmbench.records.intervals import NONE, Flags, Integers, take
+from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
 
 #: The prefix of events in which autograd's engine runs a node.
@@ -83,8 +83,11 @@ class Nesting:
             event = int(self.parent[event])
 
     def innermost(self, is_member: Flags) -> Integers:
-        """The index of the innermost member around each event, or of the event itself; NONE where there is none."""
-        return settled(np.append(np.where(is_member, np.arange(len(is_member)), self.parent), NONE))[:-1]
+        """The index of the innermost member around each event, or of the event itself; NONE where there is none.
+
+        A last value is that of the event NONE.
+        """
+        return settled(np.append(np.where(is_member, np.arange(len(is_member)), self.parent), NONE))
 
 
 def settled(links: Integers) -> Integers:
@@ -122,12 +125,12 @@ class HostEvents:
         # The scope of an event is the innermost module range or engine event around it, or the event itself.
         self.is_module = is_range(events)
         scope = self.nesting.innermost(self.is_engine | self.is_module)
-        self.is_model = self.is_module & (take(scope, self.nesting.parent, NONE) == NONE)
-        # The event NONE, the last of these, has no scope.
-        self._scope, self._is_engine = [*scope.tolist(), NONE], [*self.is_engine.tolist(), False]
+        self.is_model = self.is_module & (scope[self.nesting.parent] == NONE)
+        # The last value of both is that of the event NONE.
+        self._scope, self._is_engine = scope.tolist(), [*self.is_engine.tolist(), False]
         # The start of the first softmax in each scope.
         is_softmax = events.name.map(operator_part) == "softmax"
-        self._softmax_ns = events.start_ns[is_softmax].groupby(scope[is_softmax]).min().to_dict()
+        self._softmax_ns = events.start_ns[is_softmax].groupby(scope[:-1][is_softmax]).min().to_dict()
         # The node that the engine ran before each node on its thread, and the next one that stores no gradient.
         is_storing = events.name.str.endswith(ACCUMULATE)
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}

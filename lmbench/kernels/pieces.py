@@ -18,7 +18,7 @@ from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
 from lmbench.kernels.names import NAMES, kind_of, module_path
-from lmbench.kernels.trace import OUTSIDE, Trace
+from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, covered, cut, locate, paint, take, union
 
 # Links in which the host does something. Those of one kind and thread do not overlap.
@@ -98,7 +98,7 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     pieces = groups.last().assign(ns=groups.ns.sum(), start_ns=groups.start_ns.first() + trace.shift_ns)
     is_call = pieces.is_call & ~pieces.cause.isin((LAUNCHING, HOST_CODE, _COMPILING, DATA))
     pieces = pieces.assign(
-        phase=take(timeline.phases, pieces.phase.to_numpy(), OUTSIDE), kind="", part="", bus_bytes=np.nan,
+        phase=timeline.phases[pieces.phase], kind="", part="", bus_bytes=np.nan,
         name=pieces.name.where(is_call, ""), around=trace.host.nesting.around(pieces.thread, pieces.moment),
     )  # fmt: skip
     return pieces if len(trace.kernels) else _computing(trace, pieces)
@@ -155,7 +155,7 @@ def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFram
     event_start, event_end, owner = paint(events.start_ns.to_numpy(), events.end_ns.to_numpy(), -np.arange(len(events)))
     borders = np.concatenate((event_start, event_end, trace.timeline.start_ns, trace.timeline.end_ns))
     start_ns, end_ns, row = cut(begin, end, borders)
-    event = take(events.index.to_numpy()[owner], locate(event_start, event_end, start_ns), NONE)
+    event = np.append(events.index[owner], NONE)[locate(event_start, event_end, start_ns)]
     columns = ["link", "link_kind", "rank", "launch", "is_inside", "link_ns"]
     return links[columns].iloc[row].assign(start_ns=start_ns, ns=end_ns - start_ns, event=event)
 

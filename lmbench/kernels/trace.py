@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.communication import describe_communication
@@ -40,7 +41,7 @@ _foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
 @dataclass(frozen=True)
 class PhaseTimeline:
-    """The host's time as pieces that do not overlap, each of one phase.
+    """The host's time as pieces that do not overlap, each of one phase. The last phase is that of all other time.
 
     `source` says whose ranges tell the phases: `lmbench`, `foreign` or `none`. `step_ns` has a row with start and end
     for each whole step, in order; it is empty if nothing tells the steps. `step_names` are the names of the steps'
@@ -50,7 +51,7 @@ class PhaseTimeline:
 
     start_ns: Integers
     end_ns: Integers
-    phases: list[str]
+    phases: npt.NDArray[Any]
     source: str
     step_ns: Integers
     step_names: list[str]
@@ -71,7 +72,7 @@ class PhaseTimeline:
 
     def at(self, moments: Integers) -> Any:
         """The phase of each moment, as an array."""
-        return take(self.phases, locate(self.start_ns, self.end_ns, moments), OUTSIDE)
+        return self.phases[locate(self.start_ns, self.end_ns, moments)]
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     return PhaseTimeline(
         start,
         end,
-        pieces.phase.iloc[owner].tolist(),
+        np.append(pieces.phase.iloc[owner], OUTSIDE),
         source,
         steps[["start_ns", "end_ns"]].to_numpy(np.int64),
         steps.name.tolist(),
