@@ -45,6 +45,8 @@ def kernels_answer(findings: KernelFindings) -> Answer:
     trace, timeline, roof = findings.trace, findings.trace.timeline, roofline(findings)
     path = Line("trace", str(trace.path), is_whole=True)
     settings, costs = run_lines(findings), [*framework_lines([trace])]
+    # A run is named by its settings, and its trace stands below.
+    headline, notes = (settings, [path]) if settings else ([path], [])
     if findings.why_no_kernels:
         lines: Iterable[Line] = _host_lines(findings)
         tables = [
@@ -61,9 +63,9 @@ def kernels_answer(findings: KernelFindings) -> Answer:
         "guards": findings.guards,
     }  # fmt: skip
     return Answer(
-        [*(settings or [path]), *_step_lines(timeline), *costs, *lines, *guard_lines(findings.guards)],
+        [*headline, *_step_lines(timeline), *costs, *lines, *guard_lines(findings.guards)],
         [*tables, *roof.tables],
-        [*([path] if settings else []), *_notes(trace), *roof.notes],
+        [*notes, *_notes(trace), *roof.notes],
         figures=figures,
         data=lambda: _data(findings),
         first=(),

@@ -135,8 +135,8 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
     """The time of one device's kernels in pieces, and its pauses, the idle times between them.
 
     Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. A pause has
-    `device`, `start_ns`, `end_ns`, and the indexes of the kernels around it, `before` and `after`, or NONE. Pauses last
-    from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
+    `device`, `start_ns`, `end_ns`, `after`, the index of the kernel that ends it or NONE, and `gap_phase`, that of the
+    kernel before. Pauses last from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
     """
     start, end = queue.start_ns.to_numpy(), queue.end_ns.to_numpy()
     position, is_compute = np.arange(len(queue)), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
@@ -164,13 +164,15 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
         comm.assign(time="comm_exposed_s", ns=exposed(comm.past_ns) - exposed(comm.begin_ns)),
         comm.assign(time="rank_wait_s", ns=exposed(last_rank_ns) - exposed(comm.begin_ns)),
     ])  # fmt: skip
-    latest_end, index = np.maximum.accumulate(end), queue.index.to_numpy()
+    latest_end = np.maximum.accumulate(end)
+    latest = np.maximum.accumulate(np.where(end == latest_end, position, 0))
     pauses = pd.DataFrame({
         # At the earliest when the clock begins.
         "start_ns": np.maximum(np.append(span[0], latest_end), span[0]),
         "end_ns": np.append(start, max(latest_end[-1], span[1])),
-        "before": np.append(NONE, index[np.maximum.accumulate(np.where(end == latest_end, position, 0))]),
-        "after": np.append(index, NONE),
+        "after": np.append(queue.index, NONE),
+        # A gap belongs to the kernel before it.
+        "gap_phase": np.append(OUTSIDE, queue.phase.iloc[latest]),
         "device": queue.device.iat[0],
     })[np.append(queue.is_clocked, True)]  # fmt: skip
     return pieces[(pieces.ns > 0) & pieces.is_clocked], pauses[pauses.end_ns > pauses.start_ns]
@@ -185,12 +187,10 @@ def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     moments = 2 * pd.Series(ends.index, ends.kernel)[pauses.after].to_numpy() + (pauses.after == NONE)
     at = zip(moments.tolist(), (pauses.start_ns + trace.shift_ns).tolist(), strict=True)
     pieces = graph.chain_pieces([graph.measured.chain(moment, begin_ns) for moment, begin_ns in at])
-    pieces = pieces.join(pauses[["pause_ns", "device", "before"]], on="chain")
+    pieces = pieces.join(pauses[["pause_ns", "device", "gap_phase"]], on="chain")
     is_host = pieces.thread.notna() | (pieces.cause == LAUNCHING)
     pieces["time"] = np.select([pieces.cause == GAPS, is_host], ["queued_gap_s", "host_wait_s"], "")
-    # A gap belongs to the kernel before it.
-    phase = take(trace.kernels.phase, pieces.before.to_numpy(), OUTSIDE)
-    pieces["phase"] = np.where(pieces.cause == GAPS, phase, pieces.phase)
+    pieces["phase"] = np.where(pieces.cause == GAPS, pieces.gap_phase, pieces.phase)
     pieces = pieces[pieces.time != ""]
     told_ns = pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
     rest_ns = pauses.pause_ns - told_ns
