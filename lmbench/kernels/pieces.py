@@ -91,11 +91,12 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     }
     pieces["cause"] = np.select([*causes.values()], [*causes], pieces.cause)
     pieces["phase"] = locate(timeline.start_ns, timeline.end_ns, moment)
-    # On the way to one launch, launching in one phase is one piece, that of its last event.
+    # On the way to one launch, launching in one phase is one piece: it begins in its first event, and its last is told.
     is_launching = (pieces.cause == LAUNCHING) & (len(trace.kernels) > 0)
     is_same = is_launching & is_launching.shift(fill_value=False) & (pieces[["link", "phase"]].diff() == 0).all(axis=1)
     groups = pieces.assign(moment=moment).groupby((~is_same).cumsum())
-    pieces = groups.last().assign(ns=groups.ns.sum(), start_ns=groups.start_ns.first() + trace.shift_ns)
+    first = groups[["start_ns", "event"]].first()
+    pieces = groups.last().assign(ns=groups.ns.sum(), start_ns=first.start_ns + trace.shift_ns, event=first.event)
     is_call = pieces.is_call & ~pieces.cause.isin((LAUNCHING, HOST_CODE, _COMPILING, DATA))
     pieces = pieces.assign(
         phase=timeline.phases[pieces.phase], kind="", part="", bus_bytes=np.nan,
