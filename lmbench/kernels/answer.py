@@ -5,7 +5,7 @@ Times and counts are means per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -17,10 +17,10 @@ from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order
 from lmbench.kernels.pieces import DATA, HOST_CODE
 from lmbench.kernels.sums import STEP, host_times
-from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
+from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER, PhaseTimeline, Trace
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
-from lmbench.report.answer import Answer, Column, Line, Table, guard_lines
+from lmbench.report.answer import Answer, Column, Line, Table, guard_lines, labelled
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
 from lmbench.report.frame import frame_of
@@ -42,51 +42,55 @@ _LONG_FRACTION = 0.005
 
 def kernels_answer(findings: KernelFindings) -> Answer:
     """The answer for one trace."""
-    timeline = findings.trace.timeline
-    roof = roofline(findings)
-    path = Line("trace", str(findings.trace.path), is_whole=True)
-    settings = run_lines(findings)
+    trace, timeline, roof = findings.trace, findings.trace.timeline, roofline(findings)
+    path = Line("trace", str(trace.path), is_whole=True)
+    settings, costs = run_lines(findings), [*framework_lines([trace])]
+    # A run is named by its settings, and its trace stands below.
     headline, notes = (settings, [path]) if settings else ([path], [])
-    step_s = np.diff(timeline.step_ns) / 1e9
-    if timeline.source != "lmbench" and len(step_s) > 1:
-        slowest = f"the slowest {milliseconds(step_s.max())} ms, number {step_s.argmax() + 1} of {len(step_s)}"
-        if len({*timeline.step_names}) == 1:
-            slowest += f"; each ends with {timeline.step_names[0]}"
-        headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
-    costs = framework_lines([findings.trace])
-    headline += costs
     if findings.why_no_kernels:
-        headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
-        headline += _host_lines(findings)
+        lines: Iterable[Line] = _host_lines(findings)
         tables = [
-            table("kernels/operators", rows, per=per_what(findings), phase=phase)
+            table("kernels/operators", rows, per=findings.per, phase=phase)
             for phase, rows in findings.operators.groupby("phase", sort=False)
         ]
     else:
         # A cost takes two of the first screen's 24 lines.
-        headline += _headline(findings, max(1, _TOP_KERNELS - 2 * len(costs)))
-        tables = _tables(findings)
-    world_size = findings.trace.events.distributed.world_size or 1
-    if world_size > 1:
-        notes.append(
-            Line("ranks", f"one of {world_size}; give the traces of all, and lmbench tells which one they wait for")
-        )
-    if timeline.source == "foreign":
-        inferred = " and ".join(timeline.inferred) or "none"
-        notes.append(Line("phases", f"by the trace's ranges; {inferred} inferred from what autograd runs"))
-    elif timeline.source == "none":
-        notes.append(Line("phases", "unknown: everything is outside"))
-    headline += guard_lines(findings.guards)
+        lines, tables = _headline(findings, max(1, _TOP_KERNELS - 2 * len(costs))), _tables(findings)
     figures = {
-        "trace": str(findings.trace.path), "phase_source": timeline.source, "steps": len(timeline.step_ns) or None,
+        "trace": str(trace.path), "phase_source": timeline.source, "steps": len(timeline.step_ns) or None,
         "kernel_s": findings.work.total_s(), "completeness": findings.completeness,
         "devices": records(findings.clocks.devices.reset_index()), "phases": records(findings.phases.reset_index()),
         "guards": findings.guards,
     }  # fmt: skip
     return Answer(
-        headline, [*tables, *roof.tables], [*notes, *roof.notes], figures=figures, data=lambda: _data(findings),
+        [*headline, *_step_lines(timeline), *costs, *lines, *guard_lines(findings.guards)],
+        [*tables, *roof.tables],
+        [*notes, *_notes(trace), *roof.notes],
+        figures=figures,
+        data=lambda: _data(findings),
         first=(),
-    )  # fmt: skip
+    )
+
+
+def _step_lines(timeline: PhaseTimeline) -> Iterator[Line]:
+    """A line on the host's time for each step, if lmbench did not record them: it measured those of its own runs."""
+    step_s = np.diff(timeline.step_ns) / 1e9
+    if timeline.source != "lmbench" and len(step_s) > 1:
+        slowest = f"the slowest {milliseconds(step_s.max())} ms, number {step_s.argmax() + 1} of {len(step_s)}"
+        if len({*timeline.step_names}) == 1:
+            slowest += f"; each ends with {timeline.step_names[0]}"
+        yield Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}")
+
+
+def _notes(trace: Trace) -> Iterator[Line]:
+    """Lines on other ranks, and on what tells the phases."""
+    if (ranks := trace.events.distributed.world_size or 1) > 1:
+        yield Line("ranks", f"one of {ranks}; give the traces of all, and lmbench tells which one they wait for")
+    if trace.timeline.source == "foreign":
+        inferred = " and ".join(trace.timeline.inferred) or "none"
+        yield Line("phases", f"by the trace's ranges; {inferred} inferred from what autograd runs")
+    elif trace.timeline.source == "none":
+        yield Line("phases", "unknown: everything is outside")
 
 
 def run_lines(findings: KernelFindings, label: str = "run") -> list[Line]:
@@ -110,81 +114,71 @@ def communication_table(findings: Sequence[KernelFindings]) -> Table:
     if len(findings) == 1:
         rows, waits, when = rows.drop(columns="rank_wait_s"), "", "waits for other ranks included"
     attained = "; attained: of the bus rate that the ceiling has" if "bus_fraction" in rows else ""
-    words = {"per": per_what(findings[0]), "waits": waits, "when": when, "attained": attained}
+    words = {"per": findings[0].per, "waits": waits, "when": when, "attained": attained}
     return table("kernels/communication", rows, [total], **words)
 
 
-def per_what(findings: KernelFindings) -> str:
-    """The words for a caption that say whether times and counts are means per step or sums over the trace."""
-    return "per step" if len(findings.trace.timeline.step_ns) else "in the whole trace"
-
-
-def _headline(findings: KernelFindings, top: int) -> list[Line]:
+def _headline(findings: KernelFindings, top: int) -> Iterator[Line]:
     """Lines for each device's idle time, long phases with advice, shares of kernel time, and the `top` kernels."""
-    lines, total, work = [], findings.clocks.total, findings.work
+    total, work = findings.clocks.total, findings.work
     for device, clock in findings.clocks.devices.iterrows():
-        lines.append(Line(f"device {device}", f"{per_what(findings)} {verdict_of(clock)}: {idle_reason(clock)}"))
+        yield Line(f"device {device}", f"{findings.per} {verdict_of(clock)}: {idle_reason(clock)}")
         if clock.comm_s:
             exposed = f"communication: {milliseconds(clock.comm_exposed_s)} ms exposed"
-            beside = f"{milliseconds(clock.comm_s - clock.comm_exposed_s)} ms beside computing"
-            lines.append(Line("", f"{exposed}, {beside}"))
+            yield Line("", f"{exposed}, {milliseconds(clock.comm_s - clock.comm_exposed_s)} ms beside computing")
     for period, key in (("before the trace", "before_s"), ("outside the traced steps", "outside_steps_s")):
         if uncounted_s := findings.completeness[key]:
-            lines.append(Line("", f"{period}: {milliseconds(uncounted_s)} ms, not counted"))
-    if total.idle_s >= _LARGE_FRACTION * total.window_s:
-        lines += _wait_lines(findings)
+            yield Line("", f"{period}: {milliseconds(uncounted_s)} ms, not counted")
+    yield from _wait_lines(findings)
     phases = findings.phases.dropna(subset="verdict")
     phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s].nlargest(_TOP, "window_s")
     for phase, clock in phases.iterrows():
         is_same = clock.lag_verdict in (None, clock.verdict)
         lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
-        lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
+        yield Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}")
     hidden_s = total.comm_s - total.comm_exposed_s
-    lines.append(Line("kinds", _shares(without_hidden(work.by("kind"), "kind", hidden_s), "kind")))
-    if len(precisions := work.by("precision").query("precision != ''")):
-        lines.append(Line("products", _shares(precisions, "precision")))
+    yield Line("kinds", _shares(without_hidden(work.by("kind"), "kind", hidden_s), "kind"))
+    yield from labelled("products", _shares(work.by("precision").query("precision != ''"), "precision"))
     if work.fraction("part", UNCLASSIFIED) < _MAX_UNCLASSIFIED_FRACTION:
-        lines.append(Line("parts", _shares(without_hidden(work.by("part"), "part", hidden_s), "part")))
+        yield Line("parts", _shares(without_hidden(work.by("part"), "part", hidden_s), "part"))
     if OUTSIDE in phases.index and len(findings.annotations):
-        lines.append(Line("ranges", _shares(findings.annotations.nlargest(_TOP, "own_s"), "name")))
+        yield Line("ranges", _shares(findings.annotations.nlargest(_TOP, "own_s"), "name"))
     for position, kernel in enumerate(work.kernels()[:top].itertuples()):
         share = percent(kernel.share_fraction)
         name = shortened(kernel.short_name, KERNEL_WIDTH)
         text = f"{milliseconds(kernel.kernel_s):>6} ms {share:>6}  {name}, {kernel.kind}"
-        lines.append(Line("" if position else "longest", text))
-    return lines
+        yield Line("" if position else "longest", text)
 
 
-def _host_lines(findings: KernelFindings) -> list[Line]:
-    """A line for each longer phase of a trace without kernels: its operators, and the function beside them."""
-    times, lines = host_times(findings.graph), list[Line]()
+def _host_lines(findings: KernelFindings) -> Iterator[Line]:
+    """Lines of a trace without kernels: the reason, and the operators of each longer phase, with a function beside."""
+    yield Line("note", f"no kernels in this trace: {findings.why_no_kernels}")
+    times = host_times(findings.graph)
     for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
         text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
-        operators = findings.operators[findings.operators.phase == phase.phase]
-        if len(operators):
-            text += f": {_shares(operators, 'name')}"
+        if operators := _shares(findings.operators[findings.operators.phase == phase.phase], "name"):
+            text += f": {operators}"
         if phase.function_s >= _LARGE_FRACTION * phase.host_s:
             text += f"; {milliseconds(phase.function_s)} ms in {phase.function}"
         elif phase.operators_s < phase.host_s / 2:
             text += f"; beside them Python: {NAMES.causes[HOST_CODE].remedy}"
         if phase.phase == "data":
             text += f"; {NAMES.causes[DATA].remedy}"
-        lines.append(Line(phase.phase, text))
-    return lines
+        yield Line(phase.phase, text)
 
 
-def _wait_lines(findings: KernelFindings) -> list[Line]:
-    """Lines for the two largest causes of waits for the host."""
-    idle_s = findings.clocks.total.idle_s
-    waits = findings.waits
-    lines = list[Line]()
+def _wait_lines(findings: KernelFindings) -> Iterator[Line]:
+    """Lines for the two largest causes of waits for the host, where devices idle for long."""
+    total, waits, label = findings.clocks.total, findings.waits, "idle"
+    if total.idle_s < _LARGE_FRACTION * total.window_s:
+        return
     for cause, wait_s in largest_causes(waits)[:2].items():
-        if wait_s >= _LARGE_FRACTION * idle_s:
+        if wait_s >= _LARGE_FRACTION * total.idle_s:
             at_ms = milliseconds(waits.at_s[waits.cause == cause].iat[0])
-            text = f"{milliseconds(wait_s)} of {milliseconds(idle_s)} ms in {cause_text(waits, str(cause))}"
-            lines.append(Line("" if lines else "idle", f"{text}, most at {at_ms} ms"))
-    return lines
+            text = f"{milliseconds(wait_s)} of {milliseconds(total.idle_s)} ms in {cause_text(waits, str(cause))}"
+            yield Line(label, f"{text}, most at {at_ms} ms")
+            label = ""
 
 
 def _shares(rows: pd.DataFrame, key: str) -> str:
@@ -211,7 +205,7 @@ def _data(findings: KernelFindings) -> Table:
 def _tables(findings: KernelFindings) -> list[Table]:
     """The tables of a trace with kernels."""
     work = findings.work
-    per = per_what(findings)
+    per = findings.per
     clocks = findings.clocks
     phases = findings.phases
     sums = work.by("phase").set_index("phase").reindex(work.phases)

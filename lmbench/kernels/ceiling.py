@@ -261,9 +261,8 @@ def _roofline_rows(findings: KernelFindings, run: RunRecord) -> tuple[pd.DataFra
         kinds_s = work.seconds("kind", phase)
         # FLOPs of full attention are twice those of the causal half, the only half that fused attention computes.
         fused = 2 * (full - causal) * count * passes if "attention" in kinds_s else 0.0
-        amounts = {"matmul": full * count * passes - fused, "attention": fused / 2}
-        for name, kind in (("matmul", MATMUL), ("attention", "attention")):
-            rows.append((f"{name} {phase}", kinds_s.get(kind), amounts[name], "TFLOP"))
+        rows.append((f"matmul {phase}", kinds_s.get(MATMUL), full * count * passes - fused, "TFLOP"))
+        rows.append((f"attention {phase}", kinds_s.get("attention"), fused / 2, "TFLOP"))
     rows.append(("optimizer", work.total_s("optimizer") or None, moved, "TB"))
     frame = pd.DataFrame(rows, columns=["name", "seconds", "work", "unit"]).astype({"seconds": float, "work": float})
     return frame.dropna(subset="seconds").reset_index(drop=True), reasons

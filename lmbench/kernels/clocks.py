@@ -10,7 +10,7 @@ import pandas as pd
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.pieces import GAPS, LAUNCHING
 from lmbench.kernels.trace import NO_PHASE, OUTSIDE, PHASE_ORDER
-from lmbench.records.intervals import NONE, Integers, cut, paint, take
+from lmbench.records.intervals import NONE, Integers, covered, cut, paint, take, union
 
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
 # between two ranges of the host.
@@ -44,7 +44,8 @@ class Clocks:
     `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the length `pause_ns` of their pause.
 
     `collectives` has a row for each phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s`, the number
-    of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s` (see `Trace.kernels`).
+    of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s`, the time once the last rank
+    came.
     """
 
     phases: pd.DataFrame
@@ -75,8 +76,8 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels that were queued before them is left out. Without steps it runs from the first kernel that counts to the
     last.
     """
-    (trace,) = graph.traces.values()
-    kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
+    trace, steps = graph.first, graph.steps
+    kernels, timeline = trace.kernels, trace.timeline
     if kernels.empty:
         nothing = pd.DataFrame()
         return Clocks(nothing, nothing, nothing, nothing)
@@ -117,10 +118,10 @@ def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.
     """`Clocks.collectives`: means per step by phase and kind of collective."""
     keys = ["phase", "collective"]
     comm = kernels[kernels.collective != ""]
-    groups = comm.assign(cost_s=(comm.cost_ns / 1e9).where(comm.message_bytes.notna())).groupby(keys)
+    cost_s = (comm.duration_ns - comm.wait_ns) / 1e9
+    groups = comm.assign(cost_s=cost_s.where(comm.message_bytes.notna())).groupby(keys)
     sums = groups[["message_bytes", "bus_bytes", "cost_s"]].sum(min_count=1).assign(calls=groups.size())
-    times = _means(pieces[pieces.time.isin(_COMM_TIMES)], keys, steps)[_COMM_TIMES]
-    return pd.concat([times, sums / steps], axis=1).reset_index()
+    return (sums / steps).join(_means(pieces, keys, steps)[_COMM_TIMES]).reset_index()
 
 
 def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
@@ -134,39 +135,44 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
     """The time of one device's kernels in pieces, and its pauses, the idle times between them.
 
     Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. A pause has
-    `device`, `start_ns`, `end_ns`, and the indexes of the kernels around it, `before` and `after`, or NONE. Pauses last
-    from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
+    `device`, `start_ns`, `end_ns`, `after`, the index of the kernel that ends it or NONE, and `gap_phase`, that of the
+    kernel before. Pauses last from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
     """
-    start, end, launch_start = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
-    position = np.arange(len(queue))
-    is_comm, is_compute = (queue.kind == "comm").to_numpy(), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
+    start, end = queue.start_ns.to_numpy(), queue.end_ns.to_numpy()
+    position, is_compute = np.arange(len(queue)), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
     # Of kernels at once, one with a launch goes before one without, one that computes before the others, then the
     # earlier launch.
-    rank = np.empty_like(position)
-    rank[np.lexsort((launch_start, ~is_compute, (queue.launch == NONE).to_numpy()))] = position
+    rank = np.argsort(np.lexsort((queue.launch_ns, ~is_compute, queue.launch == NONE)))
 
-    def owned(time: str, members: Integers, rank: Integers) -> pd.DataFrame:
+    def owned(members: Integers) -> pd.DataFrame:
         """The time of these kernels in pieces that one kernel each owns, that with the lowest rank."""
         begin, past, owner = paint(start[members], end[members], rank[members])
-        return pd.DataFrame({"time": time, "start_ns": begin, "end_ns": past, "kernel": members[owner]})
+        of_kernel = queue[["phase", "collective", "is_clocked", "device", "start_ns", "wait_ns"]].iloc[members[owner]]
+        return of_kernel.assign(begin_ns=begin, past_ns=past)
 
-    # Computing hides the communication beside it.
-    exposed = owned("comm_exposed_s", position[is_comm | is_compute], np.where(is_compute, NONE, rank))
-    exposed = exposed[is_comm[exposed.kernel]]
-    # A collective first waits for the last rank; its cost is the time from then to its end.
-    last_rank_ns = (end - queue.cost_ns.to_numpy())[exposed.kernel]
-    waiting = exposed.assign(time="rank_wait_s", end_ns=np.minimum(exposed.end_ns, last_rank_ns))
-    times = [owned("busy_s", position, rank), owned("comm_s", position[is_comm], rank), exposed, waiting]
-    pieces = pd.concat(times, ignore_index=True)
-    of_kernel = queue[["phase", "collective", "is_clocked", "device"]].iloc[pieces.kernel].reset_index(drop=True)
-    pieces = pd.concat([pieces.assign(ns=pieces.end_ns - pieces.start_ns), of_kernel], axis=1)
-    latest_end, index = np.maximum.accumulate(end), queue.index.to_numpy()
+    busy, comm = owned(position), owned(np.flatnonzero(queue.kind == "comm"))
+    computing = covered(*union(start[is_compute], end[is_compute]))
+
+    def exposed(moments: pd.Series) -> pd.Series:
+        """A clock that stands still while something computes: computing hides the communication beside it."""
+        return moments - computing(moments)
+
+    last_rank_ns = (comm.start_ns + comm.wait_ns).clip(comm.begin_ns, comm.past_ns)
+    pieces = pd.concat([
+        busy.assign(time="busy_s", ns=busy.past_ns - busy.begin_ns),
+        comm.assign(time="comm_s", ns=comm.past_ns - comm.begin_ns),
+        comm.assign(time="comm_exposed_s", ns=exposed(comm.past_ns) - exposed(comm.begin_ns)),
+        comm.assign(time="rank_wait_s", ns=exposed(last_rank_ns) - exposed(comm.begin_ns)),
+    ])  # fmt: skip
+    latest_end = np.maximum.accumulate(end)
+    latest = np.maximum.accumulate(np.where(end == latest_end, position, 0))
     pauses = pd.DataFrame({
         # At the earliest when the clock begins.
         "start_ns": np.maximum(np.append(span[0], latest_end), span[0]),
         "end_ns": np.append(start, max(latest_end[-1], span[1])),
-        "before": np.append(NONE, index[np.maximum.accumulate(np.where(end == latest_end, position, 0))]),
-        "after": np.append(index, NONE),
+        "after": np.append(queue.index, NONE),
+        # A gap belongs to the kernel before it.
+        "gap_phase": np.append(OUTSIDE, queue.phase.iloc[latest]),
         "device": queue.device.iat[0],
     })[np.append(queue.is_clocked, True)]  # fmt: skip
     return pieces[(pieces.ns > 0) & pieces.is_clocked], pauses[pauses.end_ns > pauses.start_ns]
@@ -174,24 +180,20 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
 
 def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
-    (trace,), activities = graph.traces.values(), graph.activities
+    trace, activities = graph.first, graph.activities
+    pauses = pauses.assign(pause_ns=pauses.end_ns - pauses.start_ns)
     ends = activities[activities.kind.isin(("kernel", "steps"))]
-    activity = ends.index.to_series(index=ends.kernel)[pauses.after]
     # The moment at which the kernel starts; at the end there is none, and the steps end.
-    moments = np.where(pauses.after == NONE, 2 * activity + 1, 2 * activity)
-    begins_ns = pauses.start_ns + trace.shift_ns
-    at = zip(moments.tolist(), begins_ns.tolist(), strict=True)
+    moments = 2 * pd.Series(ends.index, ends.kernel)[pauses.after].to_numpy() + (pauses.after == NONE)
+    at = zip(moments.tolist(), (pauses.start_ns + trace.shift_ns).tolist(), strict=True)
     pieces = graph.chain_pieces([graph.measured.chain(moment, begin_ns) for moment, begin_ns in at])
-    pause = pauses.iloc[pieces.chain].set_axis(pieces.index)
-    pieces = pieces.assign(pause_ns=pause.end_ns - pause.start_ns, device=pause.device)
+    pieces = pieces.join(pauses[["pause_ns", "device", "gap_phase"]], on="chain")
     is_host = pieces.thread.notna() | (pieces.cause == LAUNCHING)
     pieces["time"] = np.select([pieces.cause == GAPS, is_host], ["queued_gap_s", "host_wait_s"], "")
-    # A gap belongs to the kernel before it.
-    phase = take(trace.kernels.phase, pause.before.to_numpy(), OUTSIDE)
-    pieces["phase"] = np.where(pieces.cause == GAPS, phase, pieces.phase)
+    pieces["phase"] = np.where(pieces.cause == GAPS, pieces.gap_phase, pieces.phase)
     pieces = pieces[pieces.time != ""]
     told_ns = pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
-    rest_ns = pauses.end_ns - pauses.start_ns - told_ns
+    rest_ns = pauses.pause_ns - told_ns
     phase = take(trace.kernels.phase, pauses.after.to_numpy(), trace.timeline.at(pauses.start_ns.to_numpy()))
     rest = pd.DataFrame({"time": "other_idle_s", "ns": rest_ns, "phase": phase, "device": pauses.device})
     return pd.concat([pieces, rest[rest.ns > 0]], ignore_index=True)

@@ -25,9 +25,9 @@ class CommunicationKernel(NamedTuple):
     - `bus_bytes`: `message_bytes` times 2(n-1)/n for all-reduce and times (n-1)/n for reduce-scatter, all-gather and
       all-to-all between n ranks; bus bandwidth refers to it. Both are as nccl-tests define them
       (NVIDIA/nccl-tests:doc/PERFORMANCE.md).
-    - `group`, `stage`: the ranks that take part, and the collective's number or else the step that launched it.
-    - `messages`: those of a point-to-point kernel, such as `0>1` from rank 0 to 1, with None for the trace's own rank.
-      One kernel sends all messages that its thread noted since the communication before.
+    - `group`: the ranks that take part. Of a point-to-point kernel it has the messages, such as `0>?` from rank 0 to
+      the trace's own: one kernel sends all messages that its thread noted since the communication before.
+    - `stage`: the collective's number, or else the step that launched it.
     """
 
     collective: str
@@ -35,7 +35,6 @@ class CommunicationKernel(NamedTuple):
     bus_bytes: float
     group: str
     stage: str
-    messages: set[str]
 
 
 def describe_communication(kernels: pd.DataFrame, host: HostEvents) -> pd.DataFrame:
@@ -65,14 +64,15 @@ def communication_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> Com
         into = sum(_elements(message) for message in sent if message.target is None)
         message_bytes = max(out, into) * _element_bytes(sent[0])
         # Each rank numbers these messages by itself, so their numbers do not match.
-        messages = {f"{message.source}>{message.target}" for message in sent}
-        return CommunicationKernel(kind, message_bytes, message_bytes, "", kernel.step or f"number {NONE}", messages)
+        messages = {f"{message.source}>{message.target}".replace("None", "?") for message in sent}
+        stage = kernel.step or f"number {NONE}"
+        return CommunicationKernel(kind, message_bytes, message_bytes, " ".join(messages), stage)
     message_bytes = _elements(note) * _element_bytes(note) or np.nan
     size = note.group_size
     bus_factor = bus_factor_of(kind, size if isinstance(size, int) else 0)
     stage = kernel.step if note.number == NONE and kernel.step else f"number {note.number}"
     group = f"{note.group_name} {note.group_ranks}"
-    return CommunicationKernel(kind, message_bytes, message_bytes * bus_factor, group, stage, set())
+    return CommunicationKernel(kind, message_bytes, message_bytes * bus_factor, group, stage)
 
 
 def bus_factor_of(kind: str, size: int) -> float:

@@ -18,7 +18,7 @@ from lmbench.kernels.events import starting
 from lmbench.kernels.host import HostEvents
 from lmbench.kernels.names import joined, part_of
 from lmbench.kernels.trace_notes import GraphNotes
-from lmbench.records.intervals import NONE, take
+from lmbench.records.intervals import NONE
 
 TRITON = "triton_"
 _GRAPH_CALL = "## Call CompiledFxGraph "
@@ -51,7 +51,7 @@ def parts_in_graphs(kernels: pd.DataFrame, host: HostEvents, graphs: Sequence[Gr
     """The part of each kernel that a call of a compiled graph launched, by the kernel's index; empty if unknown."""
     parts: dict[int, str] = {}
     calls = host.nesting.innermost(starting(host.names, _GRAPH_CALL))
-    kernels = kernels.assign(call=take(calls, kernels.around.to_numpy(), NONE))
+    kernels = kernels.assign(call=calls[kernels.around])
     # In the order of launches; kernels of one launched CUDA graph in the order of their starts.
     for _, members in kernels[kernels.call != NONE].sort_values(["launch_ns", "start_ns"]).groupby("call"):
         ran = list(zip(members["name"], members.kind, strict=True))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.answer import per_what, run_lines
+from lmbench.kernels.answer import run_lines
 from lmbench.kernels.findings import KernelFindings, examine
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.records.settings import differences
@@ -52,13 +52,13 @@ def difference_answer(*sources: str | Path) -> Answer:
         UsageError: a trace has no kernels, or only one of the two traces tells its number of steps.
     """
     a, b = sides = [examine(source) for source in sources]
-    per, lines = per_what(a), list[Line]()
+    per, lines = a.per, list[Line]()
     for label, side in zip("AB", sides, strict=True):
         if side.why_no_kernels:
             raise UsageError(f"{str(side.trace.path)!r} has no kernels: {side.why_no_kernels}; give traces of a GPU")
         lines.append(Line(label, str(side.trace.path), is_whole=True))
         lines += run_lines(side, "")
-    if per != per_what(b):
+    if per != b.per:
         raise UsageError("one trace tells its number of steps and the other does not; give two that do")
     if a.run and b.run:
         lines += [Line("differs", str(setting)) for setting in differences(a.run, b.run)]

@@ -56,25 +56,44 @@ _TOOL_RANGE = re.compile(
 _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 
-class Arguments(Struct, frozen=True, gc=False):
-    """The fields of an event's `args` that lmbench uses."""
+# The names in the file of fields of an event's `args`; those of a collective are in torch/csrc/profiler/util.h.
+_NAMES_IN_FILE = {
+    "sequence": "Sequence number",
+    "forward_thread": "Fwd thread id",
+    "collective_name": "Collective name",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "element_type": "dtype",
+    "group_name": "Process Group Name",
+    "group_ranks": "Process Group Ranks",
+    "group_size": "Group size",
+    "number": "Seq",
+    "source": "Src Rank",
+    "target": "Dst Rank",
+}
+
+
+class Arguments(Struct, frozen=True, gc=False, rename=_NAMES_IN_FILE):
+    """The fields of an event's `args` that lmbench uses.
+
+    Those of a collective may hold anything in other events. `source` or `target` is the other rank of a point-to-point
+    message.
+    """
 
     correlation: _Number = NONE
     device: _Number = 0
-    sequence: _Number = field(default=NONE, name="Sequence number")
-    forward_thread: _Number = field(default=NONE, name="Fwd thread id")
-    # Fields of a collective (torch/csrc/profiler/util.h); in other events they may hold anything.
-    collective_name: Any = field(default="", name="Collective name")
-    in_elements: Any = field(default=0, name="In msg nelems")
-    out_elements: Any = field(default=0, name="Out msg nelems")
-    element_type: Any = field(default="", name="dtype")
-    group_name: Any = field(default="", name="Process Group Name")
-    group_ranks: Any = field(default="", name="Process Group Ranks")
-    group_size: Any = field(default=0, name="Group size")
-    number: Any = field(default=NONE, name="Seq")
-    # The other rank of a point-to-point message.
-    source: Any = field(default=None, name="Src Rank")
-    target: Any = field(default=None, name="Dst Rank")
+    sequence: _Number = NONE
+    forward_thread: _Number = NONE
+    collective_name: Any = ""
+    in_elements: Any = 0
+    out_elements: Any = 0
+    element_type: Any = ""
+    group_name: Any = ""
+    group_ranks: Any = ""
+    group_size: Any = 0
+    number: Any = NONE
+    source: Any = None
+    target: Any = None
 
 
 class _Event(Struct, gc=False):

@@ -53,6 +53,11 @@ class KernelFindings:
     annotations: pd.DataFrame
 
     @property
+    def per(self) -> str:
+        """The words for a caption that say whether times and counts are means per step or sums over the trace."""
+        return "per step" if len(self.trace.timeline.step_ns) else "in the whole trace"
+
+    @property
     def why_no_kernels(self) -> str:
         """The reason why the trace has no kernels; empty if it has some."""
         if self.completeness["captured_kernel_count"]:
@@ -104,7 +109,7 @@ def examine_trace(trace: Trace) -> KernelFindings:
     """Compute all results of a trace."""
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
-    graph = build_graph({trace.record.rank or 0: trace})
+    graph = build_graph({trace.rank or 0: trace})
     clocks = phase_clocks(graph)
     waits = find_waits(graph, clocks)
     phases = judge_phases(clocks, waits, work, record)
@@ -171,8 +176,10 @@ def summarize(findings: KernelFindings) -> KernelSummary:
             "kernel_s": work.total_s(span),
             "kernel_count": sum(row["kernel_count"] for row in rows),
             "matmul_fraction": work.fraction("kind", MATMUL, span) if rows else None,
-            "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
-            "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
+            **{
+                f"{axis}s": {f"{name}_s": seconds for name, seconds in work.seconds(axis, span).items()}
+                for axis in ("kind", "part")
+            },
             "top_other": next((row for row in rows if row["kind"] != MATMUL), None),
         }
     summary = {

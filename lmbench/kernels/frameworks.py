@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.events import where
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, Integers, covered, take, union
+from lmbench.records.intervals import NONE, Integers, covered, union
 from lmbench.report.answer import Line
 from lmbench.report.units import milliseconds
 
@@ -33,18 +33,16 @@ def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
     return union(*events[["start_ns", "end_ns"]].to_numpy().T)
 
 
-def framework_lines(traces: Sequence[Trace]) -> list[Line]:
+def framework_lines(traces: Sequence[Trace]) -> Iterator[Line]:
     """A line on the longest compilation in the traces, and one for each cost, with its mean over the traces' ranks."""
-    lines = []
     compiling_s, span_s = max(map(_compiling_s, traces))
     if compiling_s:
         of = f"{milliseconds(compiling_s)} of {milliseconds(span_s)} ms"
-        lines.append(Line("compiling", f"{of}: warm up before recording"))
+        yield Line("compiling", f"{of}: warm up before recording")
     for cost_ns, sentence in ((_sigterm_ns, _SIGTERM), (_bucket_copies_ns, _BUCKET_COPIES)):
         cost_s = sum(cost_ns(trace) / trace.timeline.steps for trace in traces) / len(traces) / 1e9
         if cost_s:
-            lines.append(Line("cost", sentence.format(ms=milliseconds(cost_s))))
-    return lines
+            yield Line("cost", sentence.format(ms=milliseconds(cost_s)))
 
 
 def _compiling_s(trace: Trace) -> tuple[float, float]:
@@ -78,5 +76,5 @@ def _sigterm_ns(trace: Trace) -> int:
 def _bucket_copies_ns(trace: Trace) -> int:
     """The time of the kernels with which DDP copies gradients out of buckets."""
     copies = trace.host.nesting.innermost(where(trace.host.names, _BUCKET_COPY.match))
-    is_copy = take(copies, trace.kernels.around.to_numpy(), NONE) != NONE
+    is_copy = copies[trace.kernels.around] != NONE
     return int(trace.kernels.duration_ns[trace.kernels.is_counted & is_copy].sum())

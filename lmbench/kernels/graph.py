@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.links import find_links, moment_times
@@ -59,8 +59,8 @@ class Graph:
     `activities` has a row for each of its `kind`: a `call` of the host that launches kernels or waits for them, with
     the index of its `launch`; a `kernel`, with its index in the rank's trace and that of its launch; the `join` of the
     ranks that come to a collective; and the `steps` of a rank. Columns are the `rank`, `thread`, `start_ns`, `end_ns`,
-    and whether it `is_inside` the clocked steps. Activity number n has the moments 2 n and 2 n + 1. `next` is the
-    moment that replaces the end of a kernel from before the steps when they repeat.
+    whether it `is_inside` the clocked steps, and the `match` of a kernel. Activity number n has the moments 2 n and
+    2 n + 1. `next` is the moment that replaces the end of a kernel from before the steps when they repeat.
 
     `links` has a row for each link, in an order in which all links to its source come before: the moments `source` and
     `target`, the least time `ns` between them, and the `kind`: the host between two calls (`program`) and in one
@@ -85,7 +85,7 @@ class Graph:
         return next(iter(self.traces.values()))
 
     @cached_property
-    def time_ns(self) -> npt.NDArray[np.int64]:
+    def time_ns(self) -> Integers:
         """The recorded time of each moment."""
         return moment_times(self.activities)
 
@@ -125,6 +125,11 @@ class Graph:
         return pieces.assign(start_ns=start_ns)[pieces.ns > 0].drop(columns=["begin_ns", "past_ns"])
 
     @cached_property
+    def path(self) -> pd.DataFrame:
+        """The critical path of the recording, as `chain_pieces` returns it."""
+        return self.chain_pieces([self.measured.path])
+
+    @cached_property
     def _repeated(self) -> tuple[Integers, Integers, list[tuple[int, int, int]]]:
         """The links that repeat, by target; their sources, of which those of the repetition before come first; and
         each target with the first of its links and the one past the last."""
@@ -137,7 +142,7 @@ class Graph:
         spans = zip(target[firsts].tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(links)], strict=True)
         return rows, sources, [*spans]
 
-    def simulate(self, ns: npt.NDArray[np.float64], without_stragglers: bool = False) -> Solution:
+    def simulate(self, ns: Any, without_stragglers: bool = False) -> Solution:
         """The steps with these times on the links, repeated until their length is steady.
 
         With `without_stragglers` a collective begins when half of the ranks have come, rather than all of them.
@@ -172,7 +177,7 @@ class Graph:
         )
 
 
-def build_graph(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> Graph:
-    """The graph of the traces of one or several ranks, for which the arguments are as for `find_links`."""
+def build_graph(traces: Mapping[int, Trace]) -> Graph:
+    """The graph of the traces of one or several ranks, as for `find_links`."""
     timeline = next(iter(traces.values())).timeline
-    return Graph(traces, *find_links(traces, matches), timeline.steps - timeline.skipped)
+    return Graph(traces, *find_links(traces), timeline.steps - timeline.skipped)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from lmbench.code_owners import is_users_function
 from lmbench.errors import UsageError
 from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, users_ranges, where
 from lmbench.kernels.names import module_path, operator_part, part_of
-from lmbench.records.intervals import NONE, Flags, Integers, take
+from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
 
 #: The prefix of events in which autograd's engine runs a node.
@@ -60,8 +61,9 @@ class Nesting:
                 raise UsageError(f"the trace is damaged: its events are nested more than {_MAX_LEVELS:,} levels deep")
         self.parent = np.array(parent, dtype=np.int64)
 
-    def around(self, thread: Integers, moments: Integers) -> Integers:
-        """The index of the innermost event around each moment on its thread, NONE where there is none."""
+    def around(self, thread: Any, moments: Any) -> Integers:
+        """The index of the innermost event around each moment on its thread, or on one; NONE where there is none."""
+        thread, moments = np.broadcast_arrays(thread, moments)
         innermost = np.full(len(moments), NONE, dtype=np.int64)
         for number in np.unique(thread) if self.names else ():
             first, past = np.searchsorted(self._thread, [number, number + 1])
@@ -81,8 +83,11 @@ class Nesting:
             event = int(self.parent[event])
 
     def innermost(self, is_member: Flags) -> Integers:
-        """The index of the innermost member around each event, or of the event itself; NONE where there is none."""
-        return settled(np.append(np.where(is_member, np.arange(len(is_member)), self.parent), NONE))[:-1]
+        """The index of the innermost member around each event, or of the event itself; NONE where there is none.
+
+        A last value is that of the event NONE.
+        """
+        return settled(np.append(np.where(is_member, np.arange(len(is_member)), self.parent), NONE))
 
 
 def settled(links: Integers) -> Integers:
@@ -96,10 +101,10 @@ class HostEvents:
     """Operators and module ranges of the host, and the part of the model that each works for.
 
     Ranges of phases, steps and the user's own are left out of `events`, since they may begin and end across these.
-    `is_engine` flags events of autograd's engine around a node of the backward pass. `forward` has the forward operator
-    that made the node, by engine event. `is_model` flags the outermost module ranges outside of the engine. `users` are
-    the user's own ranges, `functions` the Python functions in the user's own files. A trace without module ranges tells
-    parts only by operators.
+    `is_module` flags module ranges, `is_engine` events of autograd's engine around a node of the backward pass.
+    `forward` has the forward operator that made the node, by engine event. `is_model` flags the outermost module ranges
+    outside of the engine. `users` are the user's own ranges, `functions` the Python functions in the user's own files.
+    A trace without module ranges tells parts only by operators.
 
     Args:
         host: all events of the host.
@@ -118,14 +123,14 @@ class HostEvents:
         self.is_engine = starting(names, ENGINE)
         self.forward = _forward_operators(events, self.is_engine)
         # The scope of an event is the innermost module range or engine event around it, or the event itself.
-        is_module = starting(names, _MODULES)
-        scope = self.nesting.innermost(self.is_engine | is_module)
-        self.is_model = is_module & (take(scope, self.nesting.parent, NONE) == NONE)
-        self._scope = scope.tolist()
+        self.is_module = is_range(events)
+        scope = self.nesting.innermost(self.is_engine | self.is_module)
+        self.is_model = self.is_module & (scope[self.nesting.parent] == NONE)
+        # The last value of both is that of the event NONE.
+        self._scope, self._is_engine = scope.tolist(), [*self.is_engine.tolist(), False]
         # The start of the first softmax in each scope.
-        self._softmax_ns: dict[int, int] = {}
-        for index in np.flatnonzero(events.name.map(operator_part) == "softmax").tolist():
-            self._softmax_ns.setdefault(self._scope[index], self._start_ns[index])
+        is_softmax = events.name.map(operator_part) == "softmax"
+        self._softmax_ns = events.start_ns[is_softmax].groupby(scope[:-1][is_softmax]).min().to_dict()
         # The node that the engine ran before each node on its thread, and the next one that stores no gradient.
         is_storing = events.name.str.endswith(ACCUMULATE)
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}
@@ -146,7 +151,7 @@ class HostEvents:
             # The event and those around it within its scope; the innermost whose name tells a part decides.
             inside = [*takewhile(lambda index: index != scope, self.nesting.climb(event))]
             by_operator = next(filter(None, (operator_part(self.names[index]) for index in inside)), None)
-            if scope != NONE and self.is_engine[scope]:
+            if self._is_engine[scope]:
                 self._parts[event] = self._of_node(scope, inside) or by_operator
             else:
                 self._parts[event] = self._of_module(scope, inside, by_operator)
@@ -154,10 +159,9 @@ class HostEvents:
 
     def module(self, event: int) -> str:
         """The path of the module that an event works for, by the ranges around it or around its forward operator."""
-        scope = self._scope[event] if event != NONE else NONE
-        if scope != NONE and self.is_engine[scope]:
-            operator = self.forward.get(scope, NONE)
-            scope = self._scope[operator] if operator != NONE else NONE
+        scope = self._scope[event]
+        if self._is_engine[scope]:
+            scope = self._scope[self.forward.get(scope, NONE)]
         return (module_path(self.names[scope]) or "") if scope != NONE else ""
 
     def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.events import where
@@ -45,12 +44,10 @@ SYNCHRONIZING: Final = "synchronizing"
 call_cause = reader("calls")
 
 
-def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def find_links(traces: Mapping[int, Trace]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The activities and links of the traces of one or several ranks, as `Graph` describes them.
 
-    Args:
-        traces: by rank; those of several ranks are on one clock, as `match_collectives` returns them.
-        matches: the collectives of several ranks, as `match_collectives` returns them.
+    The traces are by rank; those of several ranks are on one clock, as `match_collectives` returns them.
     """
     parts, links = list[pd.DataFrame](), list[pd.DataFrame]()
     for rank, trace in traces.items():
@@ -58,14 +55,14 @@ def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None)
         parts.append(part.activities().assign(rank=rank))
         links += part.links
     activities, linked = pd.concat(parts, ignore_index=True), pd.concat(links, ignore_index=True)
-    if matches is not None and len(matches):
-        activities, linked = _joined(activities, linked, matches)
+    if activities.match.notna().any():
+        activities, linked = _joined(activities, linked)
     return activities, _settled(activities, linked)
 
 
-def moment_times(activities: pd.DataFrame) -> npt.NDArray[np.int64]:
+def moment_times(activities: pd.DataFrame) -> Integers:
     """The recorded time of each moment: activity number n has the moments 2 n and 2 n + 1."""
-    times: npt.NDArray[np.int64] = activities[["start_ns", "end_ns"]].to_numpy(np.int64).ravel()
+    times: Integers = activities[["start_ns", "end_ns"]].to_numpy(np.int64).ravel()
     return times
 
 
@@ -95,15 +92,14 @@ def _settled(activities: pd.DataFrame, links: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _joined(activities: pd.DataFrame, links: pd.DataFrame, matches: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _joined(activities: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The graph in which a collective runs once its last rank has come, and each rank's kernel ends with it."""
-    kernels = activities.reset_index(names="activity")
-    arrivals = matches[["rank", "kernel", "collective"]].merge(kernels, on=["rank", "kernel"])
-    groups = arrivals.groupby("collective").start_ns
+    arrivals = activities[activities.match.notna()].reset_index(names="activity")
+    groups = arrivals.groupby("match").start_ns
     # A kernel that ended before the last rank came did not wait for it.
     arrivals["last_ns"] = groups.transform("max")
     arrivals = arrivals[(arrivals.end_ns >= arrivals.last_ns) & (groups.transform("size") > 1)]
-    join = len(activities) + arrivals.groupby("collective").ngroup()
+    join = len(activities) + arrivals.groupby("match").ngroup()
     joins = arrivals[activities.columns].assign(
         kind="join", start_ns=arrivals.last_ns, end_ns=arrivals.last_ns, is_inside=True, kernel=NONE
     )
@@ -131,23 +127,23 @@ class _RankGraph:
 
     def __init__(self, trace: Trace, first: int) -> None:
         self._trace, (self._begin_ns, self._finish_ns) = trace, trace.clocked_ns
-        self._kernels = trace.kernels[trace.kernels.is_clocked | (trace.kernels.launch_ns < self._begin_ns)]
-        self._is_clocked = self._kernels.is_clocked.to_numpy(bool)
-        self._start_ns, self._end_ns = (self._kernels[name].to_numpy() for name in ("start_ns", "end_ns"))
-        self._lane = self._kernels.groupby(["device", "stream"]).ngroup().to_numpy()
-        self._launched = np.argsort(self._kernels.launch_ns.to_numpy(), kind="stable")
+        kernels = trace.kernels[trace.kernels.is_clocked | (trace.kernels.launch_ns < self._begin_ns)]
+        lane = kernels.groupby(["device", "stream"]).ngroup()
+        self._kernels = kernels.assign(lane=lane, is_relaunch=kernels.duplicated("launch")).to_records()
+        self._launched = np.argsort(self._kernels.launch_ns, kind="stable")
         self._calls = self._host_calls()
         # The moments at which calls and kernels start. Each ends with the moment behind.
         self._call = 2 * (first + np.arange(len(self._calls)))
-        self._kernel = 2 * (first + len(self._calls) + np.arange(len(self._kernels)))
-        self._finish = 2 * (first + len(self._calls) + len(self._kernels)) + 1
-        self._clocked_lanes = pd.Series(self._kernel)[self._is_clocked].groupby(self._lane[self._is_clocked])
+        self._kernel = 2 * (first + len(self._calls) + np.arange(len(kernels)))
+        self._finish = 2 * (first + len(self._calls) + len(kernels)) + 1
+        self._begin, self._end = self._call[self._calls.name == ""]
+        self._clocked_lanes = pd.Series(self._kernel, kernels.index)[kernels.is_clocked].groupby(lane)
         self.links = list[pd.DataFrame]()
         self._link_returns()
         self._link_host()
         self._link_kernels()
 
-    def _host_calls(self) -> pd.DataFrame:
+    def _host_calls(self) -> Any:
         calls = self._trace.events.calls
         is_launch = calls.index.isin(self._kernels.launch)
         is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(calls.thread[is_launch])
@@ -159,24 +155,22 @@ class _RankGraph:
             {"name": "", "thread": self._trace.events.main_thread, "launch": NONE, "start_ns": at_ns, "end_ns": at_ns}
         )
         rows = pd.concat([marks[:1], calls, marks[1:]])[[*marks]]
-        return rows.sort_values("start_ns", kind="stable", ignore_index=True)
+        return rows.sort_values("start_ns", kind="stable").to_records()
 
     def activities(self) -> pd.DataFrame:
         """Rows as `Graph` describes them."""
-        calls = self._calls
-        begin = np.flatnonzero(calls.name == "")[0]
+        kernels, is_clocked = self._kernels, self._kernels.is_clocked
         # A kernel before the steps is replaced by the last one of its stream in the repetition before.
-        last = self._clocked_lanes.last().add(1).reindex(self._lane, fill_value=NONE).to_numpy()
+        last = self._clocked_lanes.last().add(1).reindex(kernels.lane, fill_value=NONE).to_numpy()
         steps = pd.DataFrame({
-            "start_ns": [self._end_ns[~self._is_clocked].max(initial=self._begin_ns)],
-            "end_ns": [self._end_ns[self._is_clocked].max(initial=self._finish_ns)],
+            "start_ns": [kernels.end_ns[~is_clocked].max(initial=self._begin_ns)],
+            "end_ns": [kernels.end_ns[is_clocked].max(initial=self._finish_ns)],
         })  # fmt: skip
-        columns = ["thread", "launch", "start_ns", "end_ns"]
+        columns = ["thread", "launch", *steps]
+        calls, of_kernels = pd.DataFrame(self._calls[columns]), pd.DataFrame(kernels[[*columns, "match"]])
         rows = pd.concat([
-            calls[columns].assign(kind="call", kernel=NONE, is_inside=calls.index >= begin, next=NONE),
-            self._kernels[columns].assign(
-                kind="kernel", kernel=self._kernels.index, is_inside=self._is_clocked, next=last
-            ),
+            calls.assign(kind="call", kernel=NONE, is_inside=self._call >= self._begin, next=NONE),
+            of_kernels.assign(kind="kernel", kernel=kernels.index, is_inside=is_clocked, next=last),
             steps.assign(kind="steps", thread=NONE, launch=NONE, kernel=NONE, is_inside=True, next=NONE),
         ], ignore_index=True)  # fmt: skip
         shift_ns = self._trace.shift_ns
@@ -187,25 +181,23 @@ class _RankGraph:
 
     def _link_host(self) -> None:
         """Link each call to the one before it: to its end, or to its start where both ran at once."""
-        start_ns, end_ns = self._calls.start_ns.to_numpy(), self._calls.end_ns.to_numpy()
-        self._add("program", self._call[:-1] + (end_ns[:-1] <= start_ns[1:]), self._call[1:])
-        begin, end = self._call[self._calls.name == ""]
-        self._add("program", [end + 1], [begin], 0, is_lapped=True)
-        self._add("end", [end + 1], [self._finish], 0)
+        calls = self._calls
+        self._add("program", self._call[:-1] + (calls.end_ns[:-1] <= calls.start_ns[1:]), self._call[1:])
+        self._add("program", [self._end + 1], [self._begin], 0, is_lapped=True)
+        self._add("end", [self._end + 1], [self._finish], 0)
 
     def _link_kernels(self) -> None:
         """Link each kernel's start to its launch, the kernel before it on its stream, and those that it waits for."""
-        kernels, position = self._kernels, np.arange(len(self._kernels))
-        start_ns, end_ns, lane, number = self._start_ns, self._end_ns, self._lane, self._kernel
-        launch_ns, returned_ns = kernels.launch_ns.to_numpy(), kernels.returned_ns.to_numpy()
-        is_linked = (kernels.launch != NONE).to_numpy()
+        kernels, number, position = self._kernels, self._kernel, np.arange(len(self._kernels))
+        start_ns, end_ns, returned_ns, lane = kernels.start_ns, kernels.end_ns, kernels.returned_ns, kernels.lane
+        is_linked, call_ns = kernels.launch != NONE, returned_ns - kernels.launch_ns
         # The median is over launches to an idle device. The first kernel never counts: what ran before it is not known.
         before_ns = np.maximum.accumulate(np.append(start_ns[:1], end_ns))[:-1]
-        is_idle = is_linked & ~kernels.duplicated("launch") & (returned_ns > before_ns)
+        is_idle = is_linked & ~kernels.is_relaunch & (returned_ns > before_ns)
         latency_ns = _median((start_ns - returned_ns)[is_idle], _LATENCY_NS, _START_NS // 2)
         reach_ns = np.where(is_linked, returned_ns + np.clip(2 * latency_ns, _START_NS, _MAX_START_NS), 0)
         previous = pd.Series(position).groupby(lane).shift().dropna().astype(int)
-        before, after = previous.to_numpy(), previous.index.to_numpy()
+        before, after = previous.to_numpy(), previous.index
         is_queued = returned_ns[after] + _QUEUED_LEAD_NS <= end_ns[before]
         gap_ns = _median((start_ns[after] - end_ns[before])[is_queued], KERNEL_GAP_NS, TOLERANCE_NS)
         source, target = self._stream_waits()
@@ -223,24 +215,24 @@ class _RankGraph:
         source, target = np.append(source, last[is_waiting]), np.append(target, position[is_waiting])
         unexplained_ns = np.where(is_waiting, 0, np.maximum(start_ns - reach_ns, 0))
         # A kernel starts soon after its launch began, or else after a slow call returned.
-        is_slow = (returned_ns - launch_ns > _MAX_START_NS) & (start_ns >= returned_ns)
-        least_ns = np.where(is_slow, 0, np.minimum(returned_ns - launch_ns, _MAX_START_NS)) + latency_ns
+        is_slow = (call_ns > _MAX_START_NS) & (start_ns >= returned_ns)
+        least_ns = np.where(is_slow, 0, np.minimum(call_ns, _MAX_START_NS)) + latency_ns
         call = pd.Series(self._call, self._calls.launch)[kernels.launch[is_linked]] + is_slow[is_linked]
         self._add("launch", call.to_numpy(), number[is_linked], least_ns[is_linked], unexplained_ns[is_linked])
         self._add("order", number[before] + 1, number[after], gap_ns, unexplained_ns[after])
         self._add("wait", number[source] + 1, number[target], gap_ns, unexplained_ns[target])
         self._add("kernel", number, number + 1)
         # The steps have to sum to their causes, also where they begin with a kernel that nothing explains.
-        first = number[~is_linked & ~kernels.duplicated(["device", "stream"])]
-        self._add("wait", self._call[self._calls.name == ""][0] + 1, first, 0, _MEASURED)
+        is_first = ~pd.Series(lane).duplicated().to_numpy()
+        self._add("wait", self._begin + 1, number[is_first & ~is_linked], 0, _MEASURED)
         lanes = self._clocked_lanes
         self._add("order", lanes.last() + 1, lanes.first(), gap_ns, is_lapped=True)
         self._add("end", lanes.last() + 1, self._finish, 0)
 
     def _ended_before(self, moments_ns: Integers) -> Integers:
         """The kernel that ended last before each moment, or the first to end."""
-        ended = np.argsort(self._end_ns, kind="stable")
-        return ended[np.maximum(np.searchsorted(self._end_ns[ended], moments_ns, side="right") - 1, 0)]
+        ended = np.argsort(self._kernels.end_ns, kind="stable")
+        return ended[np.maximum(np.searchsorted(self._kernels.end_ns[ended], moments_ns, side="right") - 1, 0)]
 
     def _stream_waits(self) -> tuple[Integers, Integers]:
         """Kernels, and later ones of other streams that wait for them.
@@ -248,55 +240,52 @@ class _RankGraph:
         CUPTI tells neither the streams nor the events of `cudaStreamWaitEvent`. So the first kernel launched after such
         a call waits for the last ones of all other streams, if they ended before it began.
         """
-        calls = self._trace.events.calls
+        calls, kernels = self._trace.events.calls, self._kernels[self._launched]
         waits_ns = calls.start_ns[where(calls.name, _STREAM_WAIT.search) & np.isin(calls.thread, self._calls.thread)]
-        kernels, lane = self._kernels.iloc[self._launched], self._lane[self._launched]
-        waits = np.searchsorted(waits_ns, kernels.launch_ns.to_numpy())
+        waits = np.searchsorted(waits_ns, kernels.launch_ns)
         targets = np.flatnonzero((np.diff(waits, prepend=0) > 0) & (kernels.launch != NONE))
         pairs = [np.zeros((2, 0), dtype=np.int64)]
-        for other in np.unique(lane):
-            members = np.flatnonzero(lane == other)
+        for lane in np.unique(kernels.lane):
+            members = np.flatnonzero(kernels.lane == lane)
             last = np.searchsorted(members, targets) - 1
-            is_known = (last >= 0) & (lane[targets] != other)
-            pairs.append(self._launched[np.stack((members[last[is_known]], targets[is_known]))])
-        source, target = np.concatenate(pairs, axis=1)
-        is_over = self._end_ns[source] <= self._start_ns[target]
+            is_known = (last >= 0) & (kernels.lane[targets] != lane)
+            pairs.append(np.stack((members[last[is_known]], targets[is_known])))
+        source, target = self._launched[np.concatenate(pairs, axis=1)]
+        is_over = self._kernels.end_ns[source] <= self._kernels.start_ns[target]
         return source[is_over], target[is_over]
 
     def _link_returns(self) -> None:
         """Link calls to the kernels that they wait for: synchronizes, copies to the host, launches to a full queue."""
         calls, kernels, number = self._calls, self._kernels, self._call
-        start_ns, end_ns = calls.start_ns.to_numpy(), calls.end_ns.to_numpy()
         least_ns = np.full(len(calls), _MEASURED)
-        if kernels.empty:
+        if not len(kernels):
             self._add("call", number, number + 1)
             return
-        launch_ns = kernels.launch_ns.to_numpy()
-        launched, last = launch_ns[self._launched], self._ended_before(end_ns + TOLERANCE_NS)
-        is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
-        is_launch = (calls.launch != NONE).to_numpy()
-        is_waiting = ~is_launch & (calls.name != "").to_numpy()
+        start_ns, end_ns, launched_ns = calls.start_ns, calls.end_ns, kernels.launch_ns[self._launched]
+        last = self._ended_before(end_ns + TOLERANCE_NS)
+        is_held = (kernels.end_ns[last] > start_ns) & (kernels.launch_ns[last] < end_ns)
+        is_launch = calls.launch != NONE
+        is_waiting = ~is_launch & (calls.name != "")
         call = pd.Series(np.flatnonzero(is_launch), calls.launch[is_launch])
         copies = np.flatnonzero(kernels.is_awaited)
-        copying = call[kernels.launch.iloc[copies]].to_numpy()
+        copying = call[kernels.launch[copies]].to_numpy()
         last[copying], is_held[copying], is_waiting[copying] = copies, True, True
-        depth = np.searchsorted(launched, start_ns) - np.searchsorted(np.sort(self._end_ns), start_ns)
+        depth = np.searchsorted(launched_ns, start_ns) - np.searchsorted(np.sort(kernels.end_ns), start_ns)
         duration_ns = end_ns - start_ns
         usual_ns = _median(duration_ns[is_launch & (depth < _QUEUE_LENGTH)], _LATENCY_NS, _START_NS)
         is_full = is_launch & is_held & ~is_waiting & (duration_ns > _SLOW_LAUNCH * usual_ns) & (depth >= _QUEUE_LENGTH)
         # A synchronize with nothing to wait for comes after the last kernel that was launched before it.
-        newest = self._launched[np.maximum(np.searchsorted(launched, start_ns) - 1, 0)]
-        is_idle = is_waiting & ~is_held & (launch_ns[newest] < start_ns) & (self._end_ns[newest] <= end_ns)
+        newest = self._launched[np.maximum(np.searchsorted(launched_ns, start_ns) - 1, 0)]
+        is_idle = is_waiting & ~is_held & (kernels.launch_ns[newest] < start_ns) & (kernels.end_ns[newest] <= end_ns)
         is_held &= is_waiting | is_full
         least_ns[is_held] = np.where(is_full, usual_ns, 0)[is_held]
-        ends = self._kernel + 1
-        is_return = is_held & is_waiting
+        ends, is_return = self._kernel + 1, is_held & is_waiting
         self._add("return", ends[last[is_return]], number[is_return] + 1)
         self._add("return", ends[newest[is_idle]], number[is_idle] + 1, 0)
         self._add("queue", ends[last[is_full]], number[is_full] + 1)
         self._add("call", number, number + 1, least_ns)
         # The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
-        calls["end_ns"] = np.where(is_held, np.maximum(end_ns, self._end_ns[last] + 1), end_ns)
+        calls.end_ns = np.where(is_held, np.maximum(end_ns, kernels.end_ns[last] + 1), end_ns)
 
 
 def _median(times_ns: Integers, limit_ns: int, default: int) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +19,22 @@ from lmbench.records.load import is_run_folder
 
 # Kernels with the same values are collectives of one group of ranks in one step.
 _STAGE = ["group", "stage"]
-# The rank in the name of a file or folder.
-_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 # Traces are of one machine's clock if this share of the collectives run on all ranks at once for a while.
 _ONE_CLOCK_FRACTION = 0.95
 
 
 def traces_at(sources: Iterable[str | Path]) -> list[Path]:
     """The traces at paths: those of all ranks of a run, all files of another folder, or the file itself."""
-    return [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
+    paths = list[Path]()
+    for path in map(Path, sources):
+        if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
+            paths.append(path)
+        elif is_run_folder(path):
+            paths += [path, *path.glob(f"rank*/{TRACE_FILE}")]
+        else:
+            files = [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))]
+            paths += files or [path]
+    return paths
 
 
 def graph_of(sources: Iterable[str | Path]) -> Graph:
@@ -41,8 +46,8 @@ def graph_of(sources: Iterable[str | Path]) -> Graph:
     paths = traces_at(sources)
     if len(paths) == 1:
         trace = load_trace(paths[0])
-        return build_graph({_rank_of(trace) or 0: trace})
-    return build_graph(*match_collectives(load_ranks(paths)))
+        return build_graph({trace.rank or 0: trace})
+    return build_graph(match_collectives(load_ranks(paths)))
 
 
 def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
@@ -52,7 +57,7 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
         for path in paths:
             task.begin(path.name)
             trace = load_trace(path)
-            if (rank := _rank_of(trace)) is None or rank in traces:
+            if (rank := trace.rank) is None or rank in traces:
                 problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
                 raise UsageError(
                     f"{problem}: name files rank0.json.gz, ..., or give one of them alone; "
@@ -62,27 +67,12 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
     return dict(sorted(traces.items()))
 
 
-def _traces_at(path: Path) -> list[Path]:
-    if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
-        return [path]
-    if is_run_folder(path):
-        return [path, *path.glob(f"rank*/{TRACE_FILE}")]
-    return [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))] or [path]
-
-
-def _rank_of(trace: Trace) -> int | None:
-    """The rank of a trace, by the trace itself, else by its run's record, else by the name of its file or folder."""
-    by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
-    ranks = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
-    return next((rank for rank in ranks if rank is not None), None)
-
-
 def collective_kernels(trace: Trace) -> pd.DataFrame:
     """The kernels of a trace that communicate."""
     return trace.kernels.query("is_counted and collective != ''")
 
 
-def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
+def match_collectives(traces: Mapping[int, Trace]) -> dict[int, Trace]:
     """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
 
     Kernels of a group of ranks match by the collective's own number, or by their order in the step. Kernels that send
@@ -94,45 +84,37 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     collective end together, by the median over those of each rank.
 
     Returns:
-        The traces on one clock, with the true `cost_ns` of matched kernels; and a row for each matched kernel: its
-        `rank`, its index `kernel`, the number of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and
-        `wait_ns`, whether it `is_last`, and whether a clocked step launched it.
+        The traces on one clock, with the `match` and `wait_ns` of their kernels.
     """
     first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
     for rank, trace in traces.items():
         kernels = collective_kernels(trace)
-        group = [
-            f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
-            for group, messages in zip(kernels.group, kernels.messages, strict=True)
-        ]
-        kernels = kernels.assign(
-            rank=rank, group=group, kernel=kernels.index,
-            ended_ns=kernels.end_ns + float(trace.events.origin_ns - first_ns),
-        )  # fmt: skip
-        frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
+        ended_ns = kernels.end_ns + float(trace.events.origin_ns - first_ns)
+        # Of a message both ranks name the same pair.
+        group = [" ".join(sorted(group.replace("?", str(rank)).split())) for group in kernels.group]
+        frames.append(kernels.assign(rank=rank, group=group, kernel=kernels.index, ended_ns=ended_ns))
     matches = pd.concat(frames, ignore_index=True)
-    sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
-    is_matched = sequences.agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1).rename("is_matched")
-    matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
+    of_rank = matches.groupby([*_STAGE, "rank"])
+    matches["order"] = of_rank.cumcount()
+    is_alike = of_rank.collective.agg(" ".join).groupby(_STAGE).agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1)
+    matches = matches[matches.join(is_alike.rename("is_alike"), on=_STAGE).is_alike.astype(bool)]
     members = matches.groupby([*_STAGE, "order"], sort=False)
-    matches = matches.assign(kind=matches.collective, collective=members.ngroup())
-    last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.collective).transform("max")
+    matches = matches.assign(match=members.ngroup())
+    last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.match).transform("max")
     shift_ns = pd.Series(0.0, list(traces))
     if (last_ns < members.ended_ns.transform("min")).mean() < _ONE_CLOCK_FRACTION:
         early_ns = members.ended_ns.transform("mean") - matches.ended_ns
         shift_ns = early_ns.groupby(matches["rank"]).median().reindex(list(traces), fill_value=0.0)
     began_ns = matches.ended_ns + matches["rank"].map(shift_ns) - matches.duration_ns
-    last_ns = began_ns.groupby(matches.collective).transform("max")
-    wait_ns = np.minimum(last_ns - began_ns, matches.duration_ns)
-    matches = matches.assign(wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns)
-    matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
+    last_ns = began_ns.groupby(matches.match).transform("max")
+    matches["wait_ns"] = np.minimum(last_ns - began_ns, matches.duration_ns)
     aligned = {}
     for rank, trace in traces.items():
-        cost_ns = matches[matches["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
-        kernels = trace.kernels.assign(cost_ns=cost_ns)
+        matched = matches[matches["rank"] == rank].set_index("kernel")
+        wait_ns = matched.wait_ns.reindex(trace.kernels.index, fill_value=0)
+        kernels = trace.kernels.assign(match=matched.match, wait_ns=wait_ns)
         aligned[rank] = replace(
             trace, kernels=kernels, shift_ns=trace.events.origin_ns - first_ns + round(shift_ns[rank])
         )
-    columns = ["rank", "kernel", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last", "is_clocked"]
-    return aligned, matches[columns]
+    return aligned

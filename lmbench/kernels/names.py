@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from lmbench.records.vocabulary import MODULE
 
-#: A word and the pattern of the names that it stands for.
-Rule = tuple[str, str]
+#: A word, and patterns of the names that it stands for.
+Rule = tuple[str, ...]
 
 
 class WaitCause(NamedTuple):
@@ -49,7 +49,7 @@ NAMES = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes(),
 
 def reader(rules: str) -> Callable[[str], str]:
     """A function that returns the word of the first of these rules whose pattern is in a name, or an empty string."""
-    patterns = [(word, re.compile(pattern, re.VERBOSE)) for word, pattern in NAMES.rules[rules]]
+    patterns = [(word, re.compile("|".join(patterns), re.VERBOSE)) for word, *patterns in NAMES.rules[rules]]
     return lru_cache(8192)(lambda name: next((word for word, pattern in patterns if pattern.search(name)), ""))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     changes = read_changes(what_if) if what_if is not None else None
     graph = graph_of(sources)
     simulation = WhatIf(graph)
-    shown = _late_pieces(graph, simulation.path).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
+    shown = _late_pieces(graph, graph.path).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
     step_s, count = simulation.traced_s, len(graph.traces)
     sums = {axis: shown.groupby(axis).s.sum().sort_values(ascending=False) for axis in ("cause", "phase", "part")}
     ranks = f" over {count} ranks" if count > 1 else ""
@@ -113,42 +114,37 @@ def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.ns > 0]
 
 
-def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
+def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> Iterator[Line]:
     """A line for the call after which most of the launching on the path comes: it had waited for the device."""
-    path, graph = simulation.path, simulation.graph
+    graph, path = simulation.graph, simulation.graph.path
     launching = pieces[pieces.cause == LAUNCHING]
     calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
     place_of = (calls.name + " " + places(graph.traces, calls)).str.rstrip().set_axis(calls.link)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
-    if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
-        return []
-    after = f"{milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
-    return [Line("", f"launching: {after}")]
+    if by_place.max() >= _LARGE_FRACTION * simulation.traced_s:
+        after = f"{milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
+        yield Line("", f"launching: {after}")
 
 
-def _profiler_lines(simulation: WhatIf) -> list[Line]:
+def _profiler_lines(simulation: WhatIf) -> Iterator[Line]:
     """A line with the step and its chain without what the profiler costs the host, where that is known."""
-    if simulation.host_s == simulation.traced_host_s:
-        return []
-    step_s, shares = simulation.ask([])
-    host = f"{milliseconds(simulation.host_s)} ms of the host instead of {milliseconds(simulation.traced_host_s)}"
-    text = f"{milliseconds(step_s)} ms per step with {host}: {_listed(shares * step_s, step_s)}"
-    return [Line("unprofiled", text)]
+    if simulation.host_s != simulation.traced_host_s:
+        step_s, shares = simulation.ask([])
+        host = f"{milliseconds(simulation.host_s)} ms of the host instead of {milliseconds(simulation.traced_host_s)}"
+        yield Line("unprofiled", f"{milliseconds(step_s)} ms per step with {host}: {_listed(shares * step_s, step_s)}")
 
 
-def _slack_lines(simulation: WhatIf) -> list[Line]:
+def _slack_lines(simulation: WhatIf) -> Iterator[Line]:
     """A line with the chains that are left if the device, or the host, took no time."""
     pieces = simulation.graph.pieces
     is_comm = pieces.kind[pieces.link_kind == "kernel"] == "comm"
-    if is_comm.empty:
-        return []
     # What is not there cannot be changed.
-    free_device = ["collectives=1e-9"] if is_comm.any() else []
-    if not is_comm.all():
-        free_device.append("device=0")
-    chains = {"the host": ",".join(free_device), "the device": "host=0"}
-    texts = [f"{name} alone {milliseconds(simulation.ask(read_changes(free))[0])} ms" for name, free in chains.items()]
-    return [Line("slack", f"the next chains: {', '.join(texts)}")]
+    changes = {"collectives=1e-9": is_comm.any(), "device=0": not is_comm.all()}
+    chains = {"the host": ",".join(compress(changes, changes.values())), "the device": "host=0"}
+    if len(is_comm):
+        alone_s = {name: simulation.ask(read_changes(free))[0] for name, free in chains.items()}
+        texts = [f"{name} alone {milliseconds(step_s)} ms" for name, step_s in alone_s.items()]
+        yield Line("slack", f"the next chains: {', '.join(texts)}")
 
 
 def _what_if_table(simulation: WhatIf, changes: Sequence[GraphChange] | None) -> Table:

@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from lmbench.code_owners import is_users_function
-from lmbench.kernels.events import is_range, starting, where
+from lmbench.kernels.events import starting, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
 from lmbench.kernels.names import NAMES, kind_of, module_path
-from lmbench.kernels.trace import OUTSIDE, Trace
+from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, covered, cut, locate, paint, take, union
 
 # Links in which the host does something. Those of one kind and thread do not overlap.
@@ -41,15 +41,15 @@ def link_pieces(traces: Mapping[int, Trace], activities: pd.DataFrame, links: pd
     """What all links stand for: a row for each piece of one cause.
 
     Columns are the `link`, its `link_kind` and `rank`, `start_ns` on the clock of all ranks, `ns`, `cause`, `phase`,
-    `kind`, `part`, `name` (of a kernel, call or operator), and the `launch` that the link's target is or comes from. A
-    kernel has `bus_bytes`. The cause of a kernel is its kind, that of a collective `exposed` and its name. `around` is
-    the event of the host around the piece, or around the kernel's launch. The host's pieces have the `event` that the
-    host was in, its `thread`, and the `moment` in it on the trace's own clock.
+    `kind`, `part`, `name` (of a kernel, call or operator), the `launch` that the link's target is or comes from, and
+    whether the target `is_inside` the clocked steps. A kernel has `bus_bytes`. The cause of a kernel is its kind, that
+    of a collective `exposed` and its name. `around` is the event of the host around the piece, or around the kernel's
+    launch. The host's pieces have the `event` that the host was in, its `thread`, and a `moment` in it on the trace's
+    own clock.
     """
-    owners = activities[["rank", "thread", "launch", "kernel"]].iloc[links.target // 2].set_axis(links.index)
-    rows = pd.concat([links.rename(columns={"kind": "link_kind"}), owners], axis=1).assign(
-        link=links.index, start_ns=moment_times(activities)[links.target] - links.ns
-    )
+    rows = links.rename(columns={"kind": "link_kind"}).assign(
+        link=links.index, owner=links.target // 2, start_ns=moment_times(activities)[links.target] - links.ns
+    ).join(activities[["rank", "thread", "launch", "kernel", "is_inside"]], on="owner")  # fmt: skip
     groups = rows[~rows.link_kind.isin(("join", "end"))].groupby([rows["rank"], rows.link_kind.isin(_HOST)])
     pieces = pd.concat([
         (_host_pieces if is_host else _device_pieces)(traces[rank], rows) for (rank, is_host), rows in groups
@@ -61,16 +61,12 @@ def link_pieces(traces: Mapping[int, Trace], activities: pd.DataFrame, links: pd
 
 def _device_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     """Links of kernels, and the time in which nothing explains why they waited as pieces of their own."""
-    columns = ["link", "link_kind", "rank", "launch", "start_ns", "ns"]
-    kernels = trace.kernels.loc[links.kernel, _KERNEL].set_axis(links.index)
-    of_kernel = kernels.kind.where(kernels.kind != "comm", "exposed " + kernels.collective)
-    cause = np.select([links.link_kind == "kernel", links.link_kind == "launch"], [of_kernel, LAUNCHING], GAPS)
-    explained_ns = links.ns - links.unexplained_ns
-    pieces = pd.concat([links[columns], kernels], axis=1).assign(ns=explained_ns, cause=cause)
-    hidden = pieces.assign(
-        start_ns=pieces.start_ns + explained_ns, ns=links.unexplained_ns, cause=UNEXPLAINED
-    )  # fmt: skip
-    return pd.concat([pieces, hidden])
+    pieces = links.drop(columns="thread").join(trace.kernels[_KERNEL], on="kernel")
+    of_kernel = pieces.kind.where(pieces.kind != "comm", "exposed " + pieces.collective)
+    kind, explained_ns = pieces.link_kind, pieces.ns - pieces.unexplained_ns
+    cause = np.select([kind == "kernel", kind == "launch"], [of_kernel, LAUNCHING], GAPS)
+    hidden = pieces.assign(start_ns=pieces.start_ns + explained_ns, ns=pieces.unexplained_ns, cause=UNEXPLAINED)
+    return pd.concat([pieces.assign(ns=explained_ns, cause=cause), hidden])
 
 
 def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
@@ -78,32 +74,33 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
 
     Events of the thread that launches go before the main thread's.
     """
-    main, events = trace.events.main_thread, _events(trace)
+    events, timeline = _events(trace), trace.timeline
     links = links.assign(start_ns=links.start_ns - trace.shift_ns)
     groups = links.groupby(["link_kind", "thread"])
     pieces = pd.concat([_cut(rows, events, trace) for _, rows in groups], ignore_index=True)
-    event, start_ns, timeline = pieces.event.to_numpy(), pieces.start_ns.to_numpy(), trace.timeline
-    cause, phase = take(events.cause, event, LAUNCHING), locate(timeline.start_ns, timeline.end_ns, start_ns)
+    pieces = pieces.join(events[["name", "thread", "is_call", "cause"]], on="event")
+    moment = pieces.start_ns.to_numpy()
     loaders = events[starting(events.name, "enumerate(DataLoader)#")]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
-    # A link that is as long as a launch takes, or longer, has a cause of its own.
-    cause[(pieces.link_ns > LONG_NS) & (cause == LAUNCHING)] = HOST_CODE
-    cause[locate(*find_compiling(trace), start_ns) != NONE] = _COMPILING
-    cause[locate(*loading, start_ns) != NONE] = DATA
-    cause[pieces.link_kind == "queue"] = SYNCHRONIZING
-    # On the way to one launch, launching in one phase is one piece, that of its last event.
-    is_launching = (cause == LAUNCHING) & (len(trace.kernels) > 0)
-    is_same = is_launching[1:] & is_launching[:-1] & (np.diff(pieces.link) == 0) & (np.diff(phase) == 0)
-    is_first, is_last = (np.append(*flags)[: len(pieces)] for flags in ((True, ~is_same), (~is_same, True)))
-    ns = pieces.ns.groupby(np.cumsum(is_first)).sum().to_numpy()
-    event, inside_ns, start_ns, cause = event[is_last], start_ns[is_last], start_ns[is_first], cause[is_first]
-    is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
-    thread = take(events.thread, event, main)
-    pieces = pieces[is_first].assign(
-        ns=ns, cause=cause, phase=take(timeline.phases, phase[is_first], OUTSIDE), kind="", part="", thread=thread,
-        name=np.where(is_call, take(events.name, event, ""), ""),
-        moment=np.where(is_call, take(events.start_ns, event, 0), start_ns),
-        around=trace.host.nesting.around(thread, inside_ns), start_ns=start_ns + trace.shift_ns,
+    causes = {
+        SYNCHRONIZING: pieces.link_kind == "queue",
+        DATA: locate(*loading, moment) != NONE,
+        _COMPILING: locate(*find_compiling(trace), moment) != NONE,
+        # A link that is as long as a launch takes, or longer, has a cause of its own.
+        HOST_CODE: (pieces.link_ns > LONG_NS) & (pieces.cause == LAUNCHING),
+    }
+    pieces["cause"] = np.select([*causes.values()], [*causes], pieces.cause)
+    pieces["phase"] = locate(timeline.start_ns, timeline.end_ns, moment)
+    # On the way to one launch, launching in one phase is one piece: it begins in its first event, and its last is told.
+    is_launching = (pieces.cause == LAUNCHING) & (len(trace.kernels) > 0)
+    is_same = is_launching & is_launching.shift(fill_value=False) & (pieces[["link", "phase"]].diff() == 0).all(axis=1)
+    groups = pieces.assign(moment=moment).groupby((~is_same).cumsum())
+    first = groups[["start_ns", "event"]].first()
+    pieces = groups.last().assign(ns=groups.ns.sum(), start_ns=first.start_ns + trace.shift_ns, event=first.event)
+    is_call = pieces.is_call & ~pieces.cause.isin((LAUNCHING, HOST_CODE, _COMPILING, DATA))
+    pieces = pieces.assign(
+        phase=timeline.phases[pieces.phase], kind="", part="", bus_bytes=np.nan,
+        name=pieces.name.where(is_call, ""), around=trace.host.nesting.around(pieces.thread, pieces.moment),
     )  # fmt: skip
     return pieces if len(trace.kernels) else _computing(trace, pieces)
 
@@ -111,7 +108,7 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
 def _computing(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
     """Pieces of a trace of a CPU, on which operators compute: with `kind` and `part`, and the kind as `cause`."""
     around = pieces.around.to_numpy()
-    is_operator = ~take(is_range(trace.host.events), around, True) & (pieces.cause != DATA).to_numpy()
+    is_operator = ~take(trace.host.is_module, around, True) & (pieces.cause != DATA).to_numpy()
     names = take(trace.host.names, around, "")
     kinds = np.where(is_operator, [kind_of("", operator=name) for name in names], "")
     parts = [
@@ -127,7 +124,9 @@ def _events(trace: Trace) -> pd.DataFrame:
     columns = ["name", "thread", "start_ns", "end_ns"]
     functions = trace.events.functions
     functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
-    others = pd.concat([trace.events.host[columns], functions[columns]]).assign(is_call=False, cause=LAUNCHING)
+    # The time in no event is that of an event without a name, whose index is NONE.
+    nothing = pd.DataFrame({"name": "", "thread": trace.events.main_thread, "start_ns": 0, "end_ns": 0}, [0])
+    others = pd.concat([nothing, trace.events.host[columns], functions[columns]]).assign(is_call=False, cause=LAUNCHING)
     calls = trace.events.calls[columns].assign(is_call=True)
     is_copied = calls.index.isin(trace.kernels.launch[trace.kernels.is_awaited])
     # The first launch of a kernel may load its module.
@@ -138,7 +137,8 @@ def _events(trace: Trace) -> pd.DataFrame:
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
     is_named = np.isin(cause, ("allocating", SYNCHRONIZING))
     calls["cause"] = np.select([is_named, *tests.values()], [cause, *tests], LAUNCHING)
-    return pd.concat([others, calls], ignore_index=True)
+    events = pd.concat([others, calls], ignore_index=True)
+    return events.set_axis(events.index + NONE)
 
 
 def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
@@ -156,8 +156,8 @@ def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFram
     event_start, event_end, owner = paint(events.start_ns.to_numpy(), events.end_ns.to_numpy(), -np.arange(len(events)))
     borders = np.concatenate((event_start, event_end, trace.timeline.start_ns, trace.timeline.end_ns))
     start_ns, end_ns, row = cut(begin, end, borders)
-    event = take(events.index.to_numpy()[owner], locate(event_start, event_end, start_ns), NONE)
-    columns = ["link", "link_kind", "rank", "launch", "link_ns"]
+    event = np.append(events.index[owner], NONE)[locate(event_start, event_end, start_ns)]
+    columns = ["link", "link_kind", "rank", "launch", "is_inside", "link_ns"]
     return links[columns].iloc[row].assign(start_ns=start_ns, ns=end_ns - start_ns, event=event)
 
 
@@ -175,13 +175,10 @@ def places(traces: Mapping[int, Trace], pieces: pd.DataFrame) -> pd.Series:
 
 def _places(trace: Trace, pieces: pd.DataFrame) -> list[str]:
     """The words of `places` for pieces of one rank."""
-    host, words = trace.host, list[str]()
-    thread, moments = (pieces[name].to_numpy(np.int64) for name in ("thread", "moment"))
-    main = np.full_like(thread, trace.events.main_thread)
-    around = (
-        host.nesting.around(thread, moments), host.functions.around(main, moments), host.users.around(main, moments)
-    )  # fmt: skip
-    for cause, event, function, users_range in zip(pieces.cause.tolist(), *around, strict=True):
+    host, main, moments = trace.host, trace.events.main_thread, pieces.moment.astype(int)
+    functions, users = (nesting.around(main, moments) for nesting in (host.functions, host.users))
+    around, words = pieces.around.astype(int), list[str]()
+    for cause, event, function, users_range in zip(pieces.cause, around, functions, users, strict=True):
         place = list[str]()
         if event != NONE and cause not in (DATA, _COMPILING) and (cause != HOST_CODE or function == NONE):
             # Of nested ATen operators the outermost is named: the program called it.

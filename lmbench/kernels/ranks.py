@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
+from lmbench.kernels.answer import communication_table, kernels_answer, run_lines
 from lmbench.kernels.findings import KernelFindings, examine, examine_trace
 from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.matching import collective_kernels, load_ranks, match_collectives, traces_at
@@ -38,7 +39,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     paths = traces_at(sources)
     if len(paths) == 1:
         return kernels_answer(examine(paths[0]))
-    traces, matches = match_collectives(load_ranks(paths))
+    traces = match_collectives(load_ranks(paths))
     findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
@@ -47,19 +48,23 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
         answer = kernels_answer(without_kernels[0])
         text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
-    return _answer(findings, matches)
+    return _answer(findings)
 
 
-def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answer:
-    """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
+def _answer(findings: dict[int, KernelFindings]) -> Answer:
+    """The answer for ranks with kernels."""
     first = next(iter(findings.values()))
-    matches = matches[matches.is_clocked.astype(bool)]
-    waits = matches.groupby("collective").wait_ns
+    kernels = [result.trace.kernels.assign(rank=rank) for rank, result in findings.items()]
+    matches = pd.concat(kernels, ignore_index=True).dropna(subset="match")
+    matches["is_last"] = matches.index.isin(matches.groupby("match").wait_ns.idxmin())
+    matches = matches[matches.is_clocked]
+    waits = matches.groupby("match").wait_ns
     # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
     last = matches.assign(
         longest_s=waits.transform("max") / 1e9,
         mean_wait_s=waits.transform("sum") / (waits.transform("size") - 1) / 1e9,
-        cost_s=matches.cost_ns / 1e9,
+        cost_s=(matches.duration_ns - matches.wait_ns) / 1e9,
+        kind=matches.collective,
     )
     last = last[last.is_last].sort_values("longest_s", ascending=False)
     rows = pd.DataFrame({rank: result.clocks.total for rank, result in findings.items()}).T.rename_axis("rank")
@@ -72,10 +77,9 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
     mean = rows.mean(numeric_only=True)
     world_size = first.trace.events.distributed.world_size or len(rows)
     exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
-    figures, per = {"comm_exposed_fraction": exposed}, per_what(first)
+    figures, per = {"comm_exposed_fraction": exposed}, first.per
     division = "no collectives match, so that waiting is not told apart"
     tables = [table("kernels/ranks", rows.reset_index(), per=per)]
-    lines = _straggler_lines(findings, rows)
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
     if len(last):
@@ -87,20 +91,19 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
         division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         if unmatched:
             division += f"; {unmatched} of its kernels match none of another rank"
-    for rank, result in findings.items():
-        lines += guard_lines(result.guards, f"rank {rank}: ")
     headline = [
         *run_lines(first),
         Line("ranks", f"{len(rows)} of {world_size}, {milliseconds(mean.window_s)} ms {per} on the device"),
         Line("lost", f"{percent(exposed)} of it is exposed communication: {division}"),
         *framework_lines([result.trace for result in findings.values()]),
-        *lines,
+        *_straggler_lines(findings, rows),
+        *chain.from_iterable(guard_lines(result.guards, f"rank {rank}: ") for rank, result in findings.items()),
         Line("one rank", f"`lmbench kernels {shlex.quote(str(first.trace.path))}` shows its kernels", is_whole=True),
     ]
     return Answer(headline, tables, figures=figures, first=("ranks", "communication"))
 
 
-def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) -> list[Line]:
+def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) -> Iterator[Line]:
     """Lines for the rank that the others wait longest for, and for what it spends more time on than they do.
 
     Where no collectives match, it is the rank with the most time outside of communication.
@@ -109,12 +112,13 @@ def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) ->
     late_s = rows.delay_s if rows.last_count.any() else not_comm_s - not_comm_s.median()
     rank, delay_s = late_s.idxmax(), late_s.max()
     if delay_s < _LATE_FRACTION * rows.window_s[rank]:
-        return [Line("straggler", f"none that the others wait for in {percent(_LATE_FRACTION)} of the time")]
+        yield Line("straggler", f"none that the others wait for in {percent(_LATE_FRACTION)} of the time")
+        return
     late = f"is {milliseconds(delay_s)} ms longer outside of communication than the median"
     if count := rows.last_count[rank]:
         collectives = f"{count:.0f} of {rows.last_count.sum():.0f} collectives"
         late = f"came last to {collectives}, and the others wait {milliseconds(delay_s)} ms for it"
-    lines = [Line("straggler", f"rank {rank} {late}")]
+    yield Line("straggler", f"rank {rank} {late}")
     spent_s = pd.DataFrame({
         rank: {
             **result.work.seconds("kind"), **largest_causes(result.waits),
@@ -125,5 +129,4 @@ def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) ->
     waits = findings[rank].waits
     for cause, more_s in more[more >= _MIN_CAUSE_FRACTION * delay_s].items():
         activity = f"waiting for {cause_text(waits, cause)}" if cause in set(waits.cause) else cause
-        lines.append(Line("cause", f"{milliseconds(more_s)} ms more than the others' median in {activity}"))
-    return lines
+        yield Line("cause", f"{milliseconds(more_s)} ms more than the others' median in {activity}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
@@ -73,7 +72,8 @@ class Work:
 
     def seconds(self, key: str, phase: str = STEP) -> dict[str, float]:
         """Kernel time per step for each value of a column, the largest first."""
-        return dict(self.by(key, phase=phase)[[key, "kernel_s"]].itertuples(index=False, name=None))
+        times: dict[str, float] = self.by(key, phase=phase).set_index(key).kernel_s.to_dict()
+        return times
 
     def total_s(self, phase: str = STEP) -> float:
         """Kernel time per step of a phase, or of the whole step."""
@@ -128,11 +128,8 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
     """
     steps = trace.timeline.steps
     kernels = trace.kernels[trace.kernels.is_counted]
-    nesting = trace.host.users
-    main = np.full(len(kernels), trace.events.main_thread)
-    by_thread, by_main = (
-        nesting.around(thread, kernels.launch_ns.to_numpy()) for thread in (kernels.thread.to_numpy(), main)
-    )
+    nesting, threads = trace.host.users, (kernels.thread, trace.events.main_thread)
+    by_thread, by_main = (nesting.around(thread, kernels.launch_ns) for thread in threads)
     innermost = np.where(by_thread != NONE, by_thread, by_main)
     duration_s = kernels.duration_ns / 1e9
     sums = duration_s.groupby(np.where(kernels.launch != NONE, innermost, NONE)).agg(["sum", "size"])
@@ -154,15 +151,15 @@ def host_pieces(graph: Graph) -> pd.DataFrame:
     `name` is that of the innermost operator, and `function` the user's Python function around a piece outside of
     operators; both are empty where there is none. `around` is the operator's event.
     """
-    (trace,) = graph.traces.values()
-    pieces = graph.chain_pieces([graph.measured.path])
-    around, main = pieces.around.to_numpy(np.int64), np.full(len(pieces), trace.events.main_thread)
-    is_operator = ~take(is_range(trace.host.events), around, True)
+    trace = graph.first
+    pieces = graph.path
+    around, functions = pieces.around.to_numpy(np.int64), trace.host.functions
+    is_operator = ~take(trace.host.is_module, around, True)
     # The engine's event has only its own work around a node: the node's function has an event of its own.
     names = np.where(trace.host.is_engine, "autograd engine", trace.host.names)
-    functions = take(trace.host.functions.names, trace.host.functions.around(main, pieces.start_ns.to_numpy()), "")
+    function = take(functions.names, functions.around(trace.events.main_thread, pieces.start_ns), "")
     return pieces.astype({"phase": object}).assign(
-        name=np.where(is_operator, take(names, around, ""), ""), function=np.where(is_operator, "", functions)
+        name=np.where(is_operator, take(names, around, ""), ""), function=np.where(is_operator, "", function)
     )
 
 

@@ -7,12 +7,14 @@ operators that autograd runs tell forward and backward.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.communication import describe_communication
@@ -32,12 +34,14 @@ OUTSIDE, UNLINKED = NO_PHASE = ("outside", "unlinked")
 #: The order of phases in tables.
 PHASE_ORDER = (*PHASES, *NO_PHASE)
 
+# The rank in the name of a file or folder.
+_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 _foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
 
 @dataclass(frozen=True)
 class PhaseTimeline:
-    """The host's time as pieces that do not overlap, each of one phase.
+    """The host's time as pieces that do not overlap, each of one phase. The last phase is that of all other time.
 
     `source` says whose ranges tell the phases: `lmbench`, `foreign` or `none`. `step_ns` has a row with start and end
     for each whole step, in order; it is empty if nothing tells the steps. `step_names` are the names of the steps'
@@ -47,7 +51,7 @@ class PhaseTimeline:
 
     start_ns: Integers
     end_ns: Integers
-    phases: list[str]
+    phases: npt.NDArray[Any]
     source: str
     step_ns: Integers
     step_names: list[str]
@@ -68,7 +72,7 @@ class PhaseTimeline:
 
     def at(self, moments: Integers) -> Any:
         """The phase of each moment, as an array."""
-        return take(self.phases, locate(self.start_ns, self.end_ns, moments), OUTSIDE)
+        return self.phases[locate(self.start_ns, self.end_ns, moments)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ class Trace:
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
     - `is_clocked`: whether it counts, and was launched in a step that is clocked, or began there without a launch.
     - `is_awaited`: whether it is a copy that ended before its call returned, so that the host waited for it.
-    - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
+    - `match`, `wait_ns`: the number of a collective that several ranks ran, and the time until the last rank came. One
+      trace alone tells neither: missing, and 0.
     """
 
     path: Path
@@ -120,6 +125,13 @@ class Trace:
         if len(steps_ns):
             return int(steps_ns.min()), int(steps_ns.max())
         return 0, int(max(host.end_ns, default=0))
+
+    @property
+    def rank(self) -> int | None:
+        """The rank by the trace itself, else by its run's record, else by the name of its file or folder."""
+        by_name = _RANK.search(self.path.name) or _RANK.search(self.path.parent.name)
+        ranks = (self.events.distributed.rank, self.record.rank, by_name and int(by_name[1]))
+        return next((rank for rank in ranks if rank is not None), None)
 
     @property
     def record(self) -> RunRecord:
@@ -178,7 +190,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     return PhaseTimeline(
         start,
         end,
-        pieces.phase.iloc[owner].tolist(),
+        np.append(pieces.phase.iloc[owner], OUTSIDE),
         source,
         steps[["start_ns", "end_ns"]].to_numpy(np.int64),
         steps.name.tolist(),
@@ -194,7 +206,7 @@ def _infer_phases(host: HostEvents, range_phases: set[str]) -> list[pd.DataFrame
     models does something else: pipeline schedules run a forward pass between two backward passes.
     """
     events, is_engine, parent = host.events, host.is_engine, host.nesting.parent
-    is_module = is_range(events)
+    is_module = host.is_module
     # The outermost operator around each event, or the event itself.
     top = settled(np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent))))
     is_other = ~is_module & ~is_engine[top]
@@ -267,7 +279,8 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         is_counted=is_counted,
         is_clocked=is_counted & is_after_skipped,
         is_awaited=is_linked & (kernels.category == "gpu_memcpy") & (kernels.end_ns <= returned_ns),
-        cost_ns=kernels.duration_ns,
+        match=np.nan,
+        wait_ns=0,
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
     parts = [

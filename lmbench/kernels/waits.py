@@ -34,7 +34,7 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     waits = clocks.waits.rename(columns={"name": "call"}).astype({"cause": object})
     # The call that the host waited in as the pause began.
-    columns = ["cause", "call", "event", "thread", "moment"]
+    columns = ["cause", "call", "event", "around", "moment"]
     calls = waits[waits.link == waits.after].drop_duplicates("chain").set_index("chain")[columns]
     is_blocked = (waits.cause == LAUNCHING) & (waits.pause_ns <= LONG_NS) & (waits.after != NONE)
     waits.loc[is_blocked, columns] = calls.loc[waits.chain[is_blocked]].to_numpy()

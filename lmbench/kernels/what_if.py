@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -43,10 +42,10 @@ _FUSED_FRACTION = 7 / 20
 _LOADING_PHASES = ("data", "transfer")
 # Phases whose work goes with the number of parameters.
 _UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
-# Changes that take no number, and the form of those that take one.
-_WORDED = ("launches=0", "data=0", "rank=median", "optimizer=fused", "attention=fused")
-_NUMBERED = re.compile(
-    r"(collectives|attention|layers|host|device|(kind|part|phase):\w+)=(?P<number>\d*\.?\d+(e-?\d+)?)(?P<unit>x|GB/s)?"
+# The form of a change; some take no number.
+_CHANGE = re.compile(
+    r"(launches|data)=0|rank=median|(optimizer|attention)=fused"
+    r"|(collectives|attention|layers|host|device|(kind|part|phase):\w+)=(?P<number>\d*\.?\d+(e-?\d+)?)(?P<unit>x|GB/s)?"
 )
 _FORMS = (
     "collectives=F or =NGB/s, launches=0, data=0, rank=median, optimizer=fused, attention=fused or =F, layers=F, "
@@ -77,10 +76,8 @@ def _read_change(words: str) -> GraphChange:
     named = {"kind": KINDS, "part": PARTS, "phase": PHASE_ORDER}.get(axis)
     if named and name not in named:
         raise unknown(f"--what_if {axis}", name, named)
-    if words in _WORDED:
-        return GraphChange(words, axis, "fused" if axis == "attention" else "")
-    match = _NUMBERED.fullmatch(words)
-    number, unit = (float(match["number"]), match["unit"]) if match else (math.inf, "")
+    match = _CHANGE.fullmatch(words)
+    number, unit = (float(match["number"] or 0), match["unit"]) if match else (math.inf, "")
     if number == math.inf or (unit and not number) or (unit == "GB/s" and axis != "collectives"):
         raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}")
     if unit == "GB/s":
@@ -103,22 +100,17 @@ class WhatIf:
         if not graph.measured.length_ns > 0:
             path = graph.first.path
             raise UsageError(f"the steps of {str(path)!r} take no time; give a trace as torch.profiler wrote it")
-        recorded = self._base = graph.simulate(graph.links.ns.to_numpy(np.float64))
+        recorded = self._base = graph.simulate(graph.links.ns)
         #: How much longer the simulation of the recording is than the recording, as a share of it.
         self.residual_fraction = recorded.length_ns / graph.measured.length_ns - 1
         self.traced_s = float(graph.measured.length_ns / 1e9 / graph.steps)
         self.traced_host_s, self.host_s, launching_factor = self._host()
         is_launching = graph.pieces.thread.notna() & (graph.pieces.cause == LAUNCHING)
-        self._piece_ns = graph.pieces.ns.to_numpy() * np.where(is_launching, launching_factor, 1.0)
+        self._piece_ns = graph.pieces.ns * np.where(is_launching, launching_factor, 1.0)
         if launching_factor != 1:
             self._base = graph.simulate(self._link_ns(self._piece_ns))
         #: The step without a change, and without what the profiler costs the host.
         self.step_s = self.traced_s + (self._base.length_ns - recorded.length_ns) / 1e9 / graph.steps
-
-    @cached_property
-    def path(self) -> pd.DataFrame:
-        """The critical path of the recording, as `chain_pieces` returns it."""
-        return self.graph.chain_pieces([self.graph.measured.path])
 
     def recorded(self) -> dict[str, float]:
         """How much longer the step is, in s, with each change of `RECORDED`; 0 if the traces have nothing to change.
@@ -139,9 +131,7 @@ class WhatIf:
         Waiting for the device and for the loader does not count.
         """
         pieces, steps = self.graph.pieces, self.graph.steps * len(self.graph.traces)
-        target = self.graph.links.target.to_numpy()[pieces.link]
-        is_inside = self.graph.activities.is_inside.to_numpy(bool)[target // 2]
-        works = pieces.link_kind.isin(("program", "call")) & is_inside & (pieces.phase != "data")
+        works = pieces.link_kind.isin(("program", "call")) & pieces.is_inside & (pieces.phase != "data")
         traced_s, launching_s = (
             float(pieces.ns[rows].sum() / 1e9 / steps) for rows in (works, works & (pieces.cause == LAUNCHING))
         )
@@ -168,10 +158,10 @@ class WhatIf:
         # Time of a link on the path counts for the causes of its pieces.
         path_ns = np.bincount(link.astype(int), end_ns - start_ns, count)
         scale = np.divide(path_ns, link_ns, out=np.zeros(count), where=link_ns > 0)[pieces.link]
-        shares = pd.Series(piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause).sum()
+        shares = (piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause).sum()
         return float(step_s), shares[shares > 0].sort_values(ascending=False)
 
-    def _link_ns(self, piece_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _link_ns(self, piece_ns: pd.Series) -> npt.NDArray[np.float64]:
         return np.bincount(self.graph.pieces.link, piece_ns, len(self.graph.links)).astype(np.float64)
 
     def _block_fraction(self) -> float:
@@ -200,30 +190,28 @@ class WhatIf:
                     f"--what_if {change.words} needs the traces of several ranks; give a folder with all of them"
                 )
             return np.ones(len(pieces))
-        is_selected, is_kernel = _selected(pieces, change), (pieces.link_kind == "kernel").to_numpy()
-        is_host, is_launching = pieces.thread.notna().to_numpy(), (pieces.cause == LAUNCHING).to_numpy()
+        is_selected, is_kernel = _selected(pieces, change), pieces.link_kind == "kernel"
+        is_host, is_launching = pieces.thread.notna(), pieces.cause == LAUNCHING
         work = np.where(is_selected, _FUSED_FRACTION if axis == "optimizer" else factor, 1.0)
-        launch = np.ones(len(pieces))
+        launch = pd.Series(1.0, pieces.index)
         if change.gb_per_s is not None:
             work = np.where(is_selected, (pieces.bus_bytes / change.gb_per_s / pieces.ns).fillna(1.0), 1.0)
         elif axis == "layers" or (factor == 0 and axis != "device"):
             # Kernels that are gone need no launches, and half as many layers half as many.
-            launch = np.where(is_selected, factor, 1.0)
+            launch[is_selected] = factor
         if axis == "layers":
             # Updates and gradients go with the parameters, of which embedding and head keep theirs.
-            is_kept = ~is_host & (pieces.phase.isin(_UPDATE_PHASES) | (pieces.kind == "comm")).to_numpy()
+            is_kept = ~is_host & (pieces.phase.isin(_UPDATE_PHASES) | (pieces.kind == "comm"))
             work[is_kept] = launch[is_kept] = 1 - self._block_fraction() * (1 - factor)
         # The time of a launch call goes with the kernels that it launches.
-        of_call = pd.Series(launch)
+        of_call = launch
         if (launch != 1.0).any():
-            of_kernel = of_call.where(is_kernel & (pieces.launch != NONE))
-            of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean")
+            of_kernel = launch.where(is_kernel & (pieces.launch != NONE))
+            of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean").fillna(1.0)
         # On a CPU operators compute; the host's other time in a block goes with the block alone.
-        is_operator = is_host & ((pieces.kind != "").to_numpy() | (axis == "layers"))
-        is_start = ~is_host & (pieces.cause != UNEXPLAINED).to_numpy()
-        factors = np.select(
-            [is_kernel, is_host & is_launching, is_operator, is_start], [work, of_call.fillna(1.0), work, launch], 1.0
-        )
+        is_operator = is_host & ((pieces.kind != "") | (axis == "layers"))
+        flags = [is_kernel, is_host & is_launching, is_operator, ~is_host & (pieces.cause != UNEXPLAINED)]
+        factors = np.select(flags, [work, of_call, work, launch], 1.0)
         if axis == "data":
             factors[is_host & ((pieces.cause == DATA) | pieces.phase.isin(_LOADING_PHASES))] = 0.0
         elif axis == "host":
@@ -247,7 +235,7 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
         is_selected = pieces.part.isin(("attention", *ATTENTION_PARTS))
         # A softmax alone may be that of a loss or of a router.
         is_selected &= (is_selected & (pieces.part != "softmax")).any()
-        if change.name:
+        if change.words == "attention=fused":
             # One that is fused already has nothing to save.
             is_selected &= (pieces.kind != "gemm") & ~(pieces.kind == "attention").any()
     elif axis == "layers":
@@ -257,7 +245,7 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
         is_selected = (pieces.phase == "optimizer") & ~is_comm & ~is_fused
     else:
         is_selected = pieces.phase.isin(_LOADING_PHASES) & (axis == "data")
-    return is_selected.to_numpy(dtype=bool)
+    return is_selected
 
 
 class _Check(Struct, frozen=True):

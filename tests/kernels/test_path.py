@@ -215,6 +215,7 @@ two_streams | host=1e400 | is no change
 two_streams | layers=0.5 | what is in the blocks is unknown: 100.0 % of the work has no known part
 two_streams | rank=median | needs the traces of several ranks
 two_streams | optimizer=fused | changes nothing
+cpu | collectives=100GB/s | changes nothing
 already_fused | attention=fused | changes nothing
 other_softmax | attention=fused | changes nothing
 other_softmax | attention=0 | changes nothing

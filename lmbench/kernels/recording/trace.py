@@ -54,6 +54,7 @@ class Recording:
         self.steps = 0
         self._module, self._device, self._tool = module, device_of(device), tool
         self.ranges = StepRanges(self._device.markers)
+        self._capture = self._device.capture if tool == "nsys" else None
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
         self._origins = GraphOrigins()
@@ -81,8 +82,8 @@ class Recording:
         self._modules = ModuleRanges(self._module, self._device.markers)
         if self._profile is not None:
             self._profile.start_trace()
-        elif self._tool == "nsys" and self._device.capture is not None:
-            self._device.capture.start()
+        elif self._capture is not None:
+            self._capture.start()
 
     def end_step(self) -> None:
         """Count a whole step, which is now over."""
@@ -102,8 +103,8 @@ class Recording:
         modules, profiler = self._modules, self._profile
         if modules is not None:
             modules.remove()
-            if self._tool == "nsys" and self._device.capture is not None:
-                self._device.capture.stop()
+            if self._capture is not None:
+                self._capture.stop()
         self._origins.close()
         if profiler is None:
             return None
@@ -191,16 +192,15 @@ class GraphOrigins(logging.Handler):
         metadata = getattr(record, "metadata", None) or {}
         if (metadata.get("artifact") or {}).get("name") != GRAPH_DONE:
             return
-        launches = []
+        launches = {}
         for key, nodes in _notes().items():
             # A key is `<kernel>:<number of the launch>`.
             name, _, number = key.rpartition(":")
             # Weightless operations only count in a kernel that has no others.
             working = [node for node in nodes if node not in self._weightless] or nodes
             paths = sorted({self._paths[node] for node in working if node in self._paths})
-            launches.append((int(number), name, paths))
-        launches.sort(key=lambda launch: launch[0])
-        self.graphs.append(GraphNotes([(name, paths) for _, name, paths in launches]))
+            launches[int(number)] = name, paths
+        self.graphs.append(GraphNotes([launches[number] for number in sorted(launches)]))
 
 
 def _notes() -> dict[str, list[str]]:
