@@ -73,7 +73,8 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> pd.DataFrame:
     """A row for each strategy and pass, with the columns of the table."""
     model, flops, precision = run.model, run.flops, find_precision(str(run.precision))
     name = precision.peak if precision is not None else None
-    if name == "fp32" and run.matmul_precision == "high":
+    # In cuBLAS `medium` acts like `high` (see `precision.peak_flops`).
+    if name == "fp32" and run.matmul_precision in ("high", "medium"):
         name = "tf32"
     rate = next((rate for rate in ceiling.rates if rate.name == name), None)
     tokens, count, width = _tokens(run), model.trainable_parameter_count, model.d_model

@@ -113,7 +113,9 @@ def name_result(name: str, path: Path) -> Path | None:
     link = RESULTS / name
     match = _NAME.fullmatch(name)
     if match is None or match["rest"] or _LAST.fullmatch(name):
-        raise UsageError(f"--name {name!r}: at most 255 letters, digits and '_.-', no '.' or '-' first, and not 'last'")
+        raise UsageError(
+            f"--name {name!r}: only letters, digits and '_.-', at most 255, no '.' or '-' first, and not 'last'"
+        )
     if os.path.lexists(link) and not link.is_symlink():
         raise UsageError(f"--name {name!r}: {link} is a result itself; give another name")
     earlier = given_names().get(name)

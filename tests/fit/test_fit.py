@@ -130,6 +130,6 @@ def test_a_clock_that_the_module_stops_neither_times_a_step_nor_holds_the_window
             return super().training_step(batch, batch_idx)
 
     record = measure_here(Stopping(), DataLoader(torch.ones(40, 16)), steps=3, min_window_s=0.05).record
-    assert record.window.wall_s > 0.05
+    assert record.window.wall_s + record.window.excluded_s >= 0.05
     assert record.phases.step.min_s > 0
     assert statuses(record)["clocks"] == "fail"

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from comparison_runs import make_run
+from tables import cases
 from torch.utils.flop_counter import FlopCounterMode
 from trace_events import examined
 
@@ -120,6 +121,7 @@ environment: {{gpu: {{name: {gpu}, power_limit_w: 700.0}}, versions: {{torch: {t
 rates:
 - {{name: bf16, burst_per_s: 8.0e+14, sustained_per_s: 6.6e+14, seconds: 3.0}}
 - {{name: fp32, burst_per_s: 5.08e+13, sustained_per_s: 5.0e+13, seconds: 3.0}}
+- {{name: tf32, burst_per_s: 3.0e+14, sustained_per_s: 2.5e+14, seconds: 3.0}}
 - {{name: copy, burst_per_s: 4.4e+12, sustained_per_s: 4.3e+12, seconds: 3.0}}
 """)
     names = ("collective", "ranks", "message_bytes", "bus_bytes_per_s")
@@ -204,11 +206,11 @@ BOUND = {
 }
 
 
-def bounds_of(folder, answered, strategy):
+def bounds_of(folder, answered, strategy, **changes):
     """The rows of `lmbench ceiling RUN` for a run with this strategy, beside a ceiling of collectives."""
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
     (folder / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
-    run = make_run(folder / "runs", **BOUND, config={"trainer": {"strategy": strategy}})
+    run = make_run(folder / "runs", **{**BOUND, **changes}, config={"trainer": {"strategy": strategy}})
     return answered("ceiling", run)["tables"]["bounds"]
 
 
@@ -226,6 +228,17 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
     assert tensor["most_ranks"] == math.floor(1 + 3 * forward_s / 4 / 0.006)
     assert (ddp["measured_s"], gathering["measured_s"], tensor["least_tokens"]) == (0.5, None, None)
     assert scattering["least_tokens"] == pytest.approx(10_000 * 0.045 / (2 * forward_s))
+
+
+@cases("""
+    matmul  | rate
+    highest | 5.0e13
+    high    | 2.5e14
+    medium  | 2.5e14
+""")
+def test_products_of_float32_take_the_rate_that_their_precision_allows(matmul, rate, tmp_path, answered):
+    ddp, *_ = bounds_of(tmp_path, answered, "ddp", precision="32-true", matmul_precision=matmul)
+    assert ddp["compute_s"] == pytest.approx(2 * 10_000 * 2e9 / float(rate))
 
 
 @pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
