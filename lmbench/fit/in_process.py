@@ -286,7 +286,7 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
     """The Trainer's data: a LightningDataModule, a loader, or None for the module's own loader.
 
     Raises:
-        UsageError: the module has no loader, or `data` is a class or a dataset.
+        UsageError: the module has no loader, or `data` is a class, a dataset, a text or a path.
     """
     if isinstance(data, LightningDataModule):
         return data
@@ -300,6 +300,8 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
         elif getattr(type(module), loader) is getattr(LightningModule, loader):
             raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
         return data
+    if isinstance(data, str | bytes | Path):
+        raise UsageError(f"data is {data!r}; {_DATA}")
     if isinstance(data, type) or (isinstance(data, Dataset) and not hasattr(data, "__iter__")):
         raise UsageError(f"data is {getattr(data, '__name__', type(data).__name__)}; {_DATA}")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):

@@ -223,6 +223,7 @@ class Lazy(OwnLoaders):
         (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
         (lambda: measure(TokenModel()), r"has no train_dataloader\(\); give a DataLoader"),
         (lambda: measure(Regression(), Data), "data is Data; give a DataLoader, an instance"),
+        (lambda: measure(Regression(), "corpus.txt"), "data is 'corpus.txt'; give a DataLoader"),
         (lambda: measure(instrument="kernel"), "did you mean kernels"),
         (lambda: measure(trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
         (lambda: measure(trainer={"min_steps": 9}), "trainer.min_steps is 9"),
