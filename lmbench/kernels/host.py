@@ -85,7 +85,7 @@ class Nesting:
     def innermost(self, is_member: Flags) -> Integers:
         """The index of the innermost member around each event, or of the event itself; NONE where there is none.
 
-        A last value is that of the event NONE.
+        There is one value more than events: NONE, an index of -1, reads it as the value of no event.
         """
         return settled(np.append(np.where(is_member, np.arange(len(is_member)), self.parent), NONE))
 
@@ -126,7 +126,7 @@ class HostEvents:
         self.is_module = is_range(events)
         scope = self.nesting.innermost(self.is_engine | self.is_module)
         self.is_model = self.is_module & (scope[self.nesting.parent] == NONE)
-        # The last value of both is that of the event NONE.
+        # Both end with the value of no event, which the index NONE reads.
         self._scope, self._is_engine = scope.tolist(), [*self.is_engine.tolist(), False]
         # The start of the first softmax in each scope.
         is_softmax = events.name.map(operator_part) == "softmax"
