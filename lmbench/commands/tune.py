@@ -71,5 +71,4 @@ def tune(
     path = results_dir / folder
     if for_ == "memory":
         return proof_answer(*prove(Stages(path, options, budget_s, most_bytes, command), trust), path)
-    tuner = Tuner(path, options, budget_s, most_bytes, command, goal=goal_of(for_))
-    return tune_answer(tuner.tune(axes, trust), path)
+    return tune_answer(Tuner(path, options, budget_s, most_bytes, command, goal=goal_of(for_)).tune(axes, trust), path)

@@ -103,6 +103,8 @@ def without_masks(is_unpadded: bool) -> Iterator[None]:
 class StepWatch(LeanCallback):
     """Tells the tracker which tensors are parameters, gradients and optimizer state, and notes where blocks begin.
 
+    With `needs_borders` modules are eager where a graph would hide the borders of blocks.
+
     Attributes:
         blocks: the module's alike blocks.
         borders: those of the last list of blocks, in the last step.
@@ -118,10 +120,11 @@ class StepWatch(LeanCallback):
         compile_options: CompileOptions | None,
         data: LightningDataModule | None,
         patches: ExitStack,
+        needs_borders: bool,
     ) -> None:
         self.blocks, self.borders, self.steady_from = blocks, BlockBorders(), 0
         self.is_unpadded = False
-        self._data, self._patches = data, patches
+        self._data, self._patches, self._needs_borders = data, patches, needs_borders
         self._stepped: set[int] = set()
         self._step_count, self._state_bytes = 0, 0
         self._tracker, self._compile_options = tracker, compile_options
@@ -160,18 +163,20 @@ class StepWatch(LeanCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._patches.enter_context(without_masks(self.is_unpadded))
-        if self._compile_options is not None:
-            simulate_compiled(compile_targets(pl_module, self._compile_options), self._tracker)
+        targets = [] if self._compile_options is None else compile_targets(pl_module, self._compile_options)
         refuse_lazy(pl_module, "predicted")
         # The last list counts, since the backward reaches it first.
         for blocks in self.blocks.lists[-1:]:
             self._last_block = {id(p) for p in blocks[-1].parameters() if p.requires_grad}
-            # TorchScript's modules accept no hooks, and in a graph of the whole network they would become part of it.
-            is_in_graph = self._compile_options is not None and not self._compile_options.regional
-            if not is_in_graph and not isinstance(blocks[0], torch.jit.ScriptModule):
+            # TorchScript's modules accept no hooks.
+            if self._needs_borders and not isinstance(blocks[0], torch.jit.ScriptModule):
+                if any(blocks[0] in set(target.modules()) - {target} for target in targets):
+                    # In a graph that goes beyond a block its borders do not show.
+                    targets = []
                 for index, block in enumerate(blocks):
                     block.register_forward_pre_hook(partial(self._enter_block, index), with_kwargs=True)
                     block.register_forward_hook(partial(self._leave_block, index))
+        simulate_compiled(targets, self._tracker)
         for tensor in (*pl_module.parameters(), *pl_module.buffers()):
             self._tracker.note(tensor, "parameters")
         for parameter in pl_module.parameters():

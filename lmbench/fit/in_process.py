@@ -301,7 +301,7 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
             raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
         return data
     if isinstance(data, str | bytes | Path):
-        raise UsageError(f"data is {data!r}; {_DATA}")
+        raise UsageError(f"data is {str(data)[:80]!r}; {_DATA}")
     if isinstance(data, type) or (isinstance(data, Dataset) and not hasattr(data, "__iter__")):
         raise UsageError(f"data is {getattr(data, '__name__', type(data).__name__)}; {_DATA}")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):

@@ -44,8 +44,6 @@ class Planner:
     def __init__(self, words: list[str], predict: Callable[[list[str]], Any]) -> None:
         self._words, self._predict = words, predict
         given = predict(words)
-        # The borders of blocks do not show in a graph of the whole network. Checks tell how much less it takes.
-        self._chain_words = [*words, "--trainer.compile=false"] if given.is_whole_graph else words
         # Hooks that move tensors to the host would break a compiled graph.
         self._treatments = [name for name, kept in TREATMENTS.items() if not (given.is_compiled and "offload" in kept)]
         self._options, self._batch_size = given.options, given.batch_size
@@ -74,14 +72,17 @@ class Planner:
         return chains
 
     def _chain(self, batch_size: int, treatments: list[str], is_chunked: bool = False) -> Chain:
-        """The chain of one size of the micro-batch, from steps of few blocks with each treatment."""
+        """The chain of one size of the micro-batch, from steps of few blocks with each treatment.
+
+        These are eager where a graph goes beyond a block. Checks tell how much less the graph takes.
+        """
         fewer, more = FEW_BLOCKS
         samples, count = dict[tuple[str, int], ChainSample](), 0
         for name, kept in [("none", more), *((name, fewer) for name in treatments)]:
             tell(f"a step of {kept} blocks, batch {batch_size}, recomputed with {name} kept")
             options = self._options_of(Recipe(batch_size, 1, name, is_chunked=is_chunked))
-            prediction = self._predict([*self._chain_words, *option_words(options)])
-            tracker, watch = prediction.run(batch_size, prediction.context_length, kept)
+            prediction = self._predict([*self._words, *option_words(options)])
+            tracker, watch = prediction.run(batch_size, prediction.context_length, kept, needs_borders=True)
             if watch.blocks.count is None:
                 raise UsageError(
                     "nothing to plan with: the module has no list of six or more alike blocks; a smaller batch, "

@@ -83,7 +83,6 @@ class Prediction:
         precision: Lightning's name of the precision.
         compile_options: options of torch.compile; None if nothing is compiled.
         is_compiled: whether the model is compiled.
-        is_whole_graph: whether it is compiled as a whole, whose graph takes a second to trace for each block.
         assumed: what the steps so far assumed about values, each once, with the user's line.
         has_context: whether the context length can be varied, since the data is lmbench's own and the model takes it.
 
@@ -121,7 +120,6 @@ class Prediction:
         options = self._flags["compile"]
         self.compile_options = CompileOptions() if options is True else options or None
         self.is_compiled = self.compile_options is not None
-        self.is_whole_graph = self.compile_options is not None and not self.compile_options.regional
         self.micro_batches = self._flags["accumulate_grad_batches"]
         self.options = dict(line.config.items(branches=True))
         self.assumed = dict[str, None]()
@@ -145,10 +143,12 @@ class Prediction:
 
     def predictor(self) -> Predictor:
         """The predictor of the configuration's memory."""
-        recompute = self._flags["recompute"]
+        options, recompute = self.compile_options, self._flags["recompute"]
+        # A graph of the whole network takes a second to trace for each block.
+        is_whole_graph = options is not None and not options.regional
         # Few blocks tell nothing of all where some of these are computed again, or several together.
         treats_alike = recompute is None or (recompute.first is None and recompute.group == 1)
-        is_slow = self.is_whole_graph and treats_alike
+        is_slow = is_whole_graph and treats_alike
         return Predictor(self.step, self.batch_size, self.context_length, is_slow, self.blocks_per_group)
 
     def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
@@ -158,13 +158,16 @@ class Prediction:
         tracker, watch = self.run(batch_size, context_length, keep_blocks)
         return trial_of(tracker, watch.steady_from, watch.blocks.count)
 
-    def run(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> tuple[Tracker, StepWatch]:
+    def run(
+        self, batch_size: int, context_length: int | None, keep_blocks: int | None, needs_borders: bool = False
+    ) -> tuple[Tracker, StepWatch]:
         """Run a few steps on fake tensors, up to a steady one.
 
         Args:
             batch_size: samples in the batch.
             context_length: tokens in a sample; None for data that is not lmbench's own.
             keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
+            needs_borders: whether to note the borders of blocks. Then nothing is compiled that would hide them.
         """
         micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES)
         tracker, track = Tracker(self._workspace_bytes), PhaseTrack()
@@ -188,7 +191,7 @@ class Prediction:
             apply_mode(module, self.mode, self.zero_grad)
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
-            watch = StepWatch(tracker, track, blocks, self.compile_options, self._users_data, patches)
+            watch = StepWatch(tracker, track, blocks, options, self._users_data, patches, needs_borders)
             trainer = self._trainer(tracker, track, watch, micro_batches)
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)

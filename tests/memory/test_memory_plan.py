@@ -27,6 +27,7 @@ WORDS = [
     "--model.size=tiny", "--model.num_layers=6", "--model.d_model=256", "--model.d_ff=1024", "--model.vocab_size=512",
     "--data.batch_size=4", "--data.context_length=256", "--trainer.precision=bf16-mixed",
 ]  # fmt: skip
+REGIONAL = ["--trainer.compile.regional=true"]
 OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.context_length=1024"]
 
 
@@ -59,7 +60,7 @@ def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
 
 def test_the_walk_through_compiled_blocks_is_that_of_a_compiled_step():
     recipes = [Recipe(4, 1), Recipe(1, 4, "matmuls", 4), Recipe(4, 1, "inputs", 3, is_chunked=True)]
-    for words, walked, stepped in in_fork(_compared, recipes, "--trainer.compile.regional=true"):
+    for words, walked, stepped in in_fork(_compared, recipes, *REGIONAL):
         assert walked == pytest.approx(stepped, rel=0.005), words
 
 
@@ -71,6 +72,15 @@ def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
     assert best.reserved_bytes <= 150 * MIB
     # Less work takes more memory than there is.
     assert all(point.reserved_bytes > 150 * MIB for point in plan.points if point.work < best.work)
+
+
+def test_a_graph_that_goes_beyond_a_block_is_planned_by_eager_blocks_and_checked_compiled():
+    compiled, eager = (planned(1000, "--model=own_blocks.Staged", *OWN[1:], *words) for words in (REGIONAL, []))
+    # Nothing is offloaded from a graph, so that the chains differ in treatments alone.
+    facts = ([(chain.facts, chain.blocks["none"]) for chain in plan.chains] for plan in (compiled, eager))
+    assert next(facts) == next(facts)
+    assert compiled.best.is_checked
+    assert compiled.best.peak_bytes != eager.best.peak_bytes
 
 
 def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing():
@@ -154,9 +164,7 @@ def planted_plan(reserved, **request):
             return SimpleNamespace(run_peak_bytes=380, reserved_bytes=next(reserved, 399))
 
         options = dict.fromkeys(("data.batch_size", "trainer.recompute"))
-        return SimpleNamespace(
-            is_compiled=False, is_whole_graph=False, options=options, batch_size=4, micro_batches=1, predictor=predictor
-        )
+        return SimpleNamespace(is_compiled=False, options=options, batch_size=4, micro_batches=1, predictor=predictor)
 
     return make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), **request), predict)
 

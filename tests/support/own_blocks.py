@@ -54,6 +54,14 @@ class OwnBlocks(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
+class Staged(OwnBlocks):
+    """The blocks are a member of a list, which `--trainer.compile.regional` compiles as one."""
+
+    def __init__(self, width: int = 64):
+        super().__init__(width)
+        self.layers = nn.ModuleList([nn.Sequential(*self.layers), nn.Sequential(nn.LayerNorm(width))])
+
+
 class TwoBackwards(OwnBlocks):
     """An embedding is updated before the blocks are called."""
 
