@@ -21,7 +21,7 @@ from lmbench.sweep.file import Options
 #: The axis whose values are computed from the batch size.
 MICRO_BATCH = "micro_batch"
 BATCH, ACCUMULATION = "data.batch_size", "trainer.accumulate_grad_batches"
-_PRECISION, _DEVICES = "trainer.precision", "trainer.devices"
+_PRECISION, _DEVICES, _COMPILE = "trainer.precision", "trainer.devices", "trainer.compile"
 #: In a value that a CPU cannot gain by: fp8, and the mode of torch.compile that captures CUDA graphs.
 _GPU_ONLY = re.compile("fp8|reduce-overhead")
 #: An axis that can shorten a step by a smaller fraction than this is left out.
@@ -49,6 +49,12 @@ class Axis(NamedTuple):
     values: Sequence[Options]
     acts_on: str | None = None
     is_users: bool = False
+
+    @property
+    def compiles_whole(self) -> bool:
+        """Whether a value compiles the whole network at once, which takes minutes before the first step."""
+        compiled = [value[_COMPILE] for value in self.values if _COMPILE in value]
+        return any(not settings.get("regional") if isinstance(settings, Mapping) else settings for settings in compiled)
 
 
 def read_space(path: Path | None) -> list[Axis]:

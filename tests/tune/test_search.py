@@ -50,6 +50,15 @@ def test_a_second_pass_tries_what_lost_little_and_the_given_values_again(monkeyp
     assert best is near[0]
 
 
+def test_what_compiles_the_whole_network_is_tried_last_and_once(monkeypatch):
+    monkeypatch.setattr("lmbench.tune.search.Candidate", Known)
+    monkeypatch.setitem(COSTS, "trainer.compile", 0.9)
+    values = {"graphs": {"mode": "reduce-overhead"}, "whole": True, "blocks": {"regional": True}}
+    tried, axes = [], [Axis(name, [{"trainer.compile": value}]) for name, value in values.items()]
+    search(axes, Known(Trial()), None, lambda axis, trials: tried.append(axis.name))
+    assert tried == ["blocks", "graphs", "whole"]
+
+
 def test_a_choice_takes_the_place_of_those_whose_options_it_sets():
     regional, other = Choice("parts", {"trainer.compile": {"regional": True}}), Choice("micro", {"data.batch_size": 1})
     whole = Choice("whole", {"trainer.compile": True})

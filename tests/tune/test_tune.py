@@ -12,9 +12,11 @@ import pytest
 import yaml
 from msgspec.structs import replace
 from paths import SUPPORT
+from runs import make_run
 from tables import cases
 from warm_servers import warm_servers
 
+from lmbench.campaign.tuning import Tuner
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.block_times import with_times
@@ -22,6 +24,8 @@ from lmbench.memory.chain import BlockFacts, Chain, ChainFacts
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.memory.recipe import Recipe, predicted_work
+from lmbench.records.load import load_run
+from lmbench.tune.search import Candidate, Trial, goal_of
 
 SPACE = """
 only: true
@@ -152,6 +156,18 @@ def test_a_trial_whose_proof_the_budget_has_no_time_for_gives_way_to_others(tune
     assert (code, answer.get("options")) == (0, None), err
     assert answer["tables"]["choices"][1]["outcome"].startswith("too slow to start: a proof takes ")
     assert "delay_ms 12: too slow to start" in str(answer["headline"])
+
+
+def test_a_proof_starts_with_compiled_code_that_is_kept(tmp_path, monkeypatch):
+    """As on an H200, where the whole network took 120 of 127 s to compile; 15 minutes have time for its proof."""
+    monkeypatch.setattr("lmbench.campaign.tuning._ROUNDS", 3)
+    tuner = Tuner(tmp_path, {}, 900.0, None, goal=goal_of("tokens_per_s"))
+    lines = []
+    for first_step_s in (None, 120.2):
+        folder = tmp_path / f"first-step-{first_step_s}"
+        make_run(folder, {}, {"sweep.cost.total_s": 126.8, "compile.first_step_s": first_step_s})
+        lines.append([*tuner.refuse_unprovable([Candidate(Trial(), runs=[load_run(folder)])])])
+    assert lines == [["as given: too slow to start: a proof takes 13 min; a larger --budget has time for it"], []]
 
 
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
