@@ -145,7 +145,6 @@ class RunRecorder(Observer):
     def window_closed(self) -> None:
         # The module's own hooks and steps may have changed these since the start.
         run, environment = self.run, self.run.environment
-        assert environment is not None
         environment.flags, run.matmul_precision = torch_flags(), torch.get_float32_matmul_precision()
         run.model.trainable_parameter_count = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         note_peak(run)
@@ -242,7 +241,7 @@ class RunRecorder(Observer):
         """The ending of a run that an exception ended; writes the traceback file if code failed."""
         phase, is_lmbench_subject = "setup", True
         if self._session is not None:
-            if self.run.environment is not None:
+            if self.run.is_set_up:
                 phase = str(getattr(exception, "lmbench_phase", self._session.track.current))
             subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
             is_lmbench_subject = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)

@@ -137,7 +137,7 @@ def note_peak(run: RunRecord) -> None:
         # A smaller count means that not every token passes every layer.
         flops.fp8_per_token_flops = min(layers_flops, flops.per_token_flops)
     share = (flops.fp8_per_token_flops or 0) / (flops.per_token_flops or 1)
-    gpu_name = run.environment.gpu.name if run.environment is not None else None
+    gpu_name = run.environment.gpu.name
     precision, weights = str(run.precision), run.model.dtype
     if weights and not PRECISIONS[precision].is_mixed:
         # Products have the dtype of the weights: of most of them, where a few, such as norms, have another.

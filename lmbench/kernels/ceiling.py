@@ -200,7 +200,7 @@ def roofline(findings: KernelFindings) -> Answer:
     run = findings.run
     if findings.why_no_kernels or run is None:
         return Answer()
-    gpu = run.environment.gpu.name if run.environment else None
+    gpu = run.environment.gpu.name
     matmul = str(run.matmul_precision)
     fp8_fraction = (run.flops.fp8_per_token_flops or 0) / (run.flops.per_token_flops or 1)
     peak = peak_flops(gpu or "", str(run.precision), matmul, fp8_fraction)

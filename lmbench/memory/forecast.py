@@ -148,11 +148,10 @@ def gpus_for(names: str | None) -> list[TargetGpu]:
 
 def gpu_of(run: RunRecord) -> TargetGpu | None:
     """The GPU of a run, by its record; None for a run on a CPU, or if the size of its memory is unknown."""
-    gpu = run.environment.gpu if run.environment else None
-    total_bytes = run.memory.device_total_bytes
-    if not run.is_on_gpu or gpu is None or gpu.name is None or total_bytes is None:
+    name, total_bytes = run.environment.gpu.name, run.memory.device_total_bytes
+    if not run.is_on_gpu or name is None or total_bytes is None:
         return None
-    return TargetGpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
+    return TargetGpu(name, total_bytes, matmul_workspace_bytes(name))
 
 
 def ask_forecast(words: list[str], request: Request) -> Forecast:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from lmbench.progress import Task, progress
 from lmbench.python_process import KEPT_HEAP, PAIR, TURNS, ProcessFailed, kill_processes_below, run_python
 from lmbench.records.load import find_runs, load_run
-from lmbench.records.run import RunEnvironment, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled
 from lmbench.report.run import banner, environment_text
@@ -115,7 +115,7 @@ def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> An
         Column("over bare", MS, "over_bare_s"), Column("over bare", PERCENT, "over_bare_fraction"),
     ]  # fmt: skip
     rounds, (first, *_) = len(times_s), pairs
-    environment = pilot.environment or RunEnvironment()
+    environment = pilot.environment
     machine = environment_text(environment, environment.gpu.name or environment.host.cpu_model, with_code=True)
     turns = min(pair.turns for pair in pairs)
     how = f"in {turns} turns" if turns else "one after the other"

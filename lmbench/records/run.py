@@ -441,7 +441,7 @@ class RunRecord:
         "Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.",
         factory=dict,
     )
-    environment: RunEnvironment | None = None
+    environment: RunEnvironment = part(RunEnvironment)
     model: Model = part(Model)
     data: Data = part(Data)
     flops: Flops = part(Flops)
@@ -473,6 +473,11 @@ class RunRecord:
         """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
         cost = self.sweep.cost if self.sweep else None
         return (cost.total_s if cost else None) or 0.0
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the run came to the end of its setup, where it records its environment."""
+        return self.environment.versions.python is not None
 
     @property
     def is_on_gpu(self) -> bool:

@@ -99,7 +99,7 @@ def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Value
 
 def variables_of(record: RunRecord) -> dict[str, str] | None:
     """The recorded environment variables that may change times; None where they are unknown."""
-    if record.environment is None or (variables := record.environment.variables) is None:
+    if (variables := record.environment.variables) is None:
         return None
     return {
         name: value for name, value in variables.items() if not name.endswith(_NAMES) and not name.startswith(_REPEATED)

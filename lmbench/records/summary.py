@@ -12,7 +12,7 @@ import numpy as np
 from lmbench.records.field import PerPhase, mean_of
 from lmbench.records.guards import evaluate_guards, rules
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
-from lmbench.records.run import RunEnvironment, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.statistics import (
     lag1_autocorrelation,
@@ -86,7 +86,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
     """Figures of this rank's window, for the record of all ranks."""
-    environment = run.environment or RunEnvironment()
+    environment = run.environment
     return RankRecord(
         run.rank or 0,
         environment.host.hostname,

@@ -73,10 +73,9 @@ class Fact(NamedTuple):
 
 def _device(run: RunRecord) -> str | None:
     """The name of the GPU, or of the CPU that the run was on; None if the run ended before it looked."""
-    if run.environment is None:
-        return None
-    model = re.sub(" +", " ", run.environment.host.cpu_model or "")
-    return run.environment.gpu.name or (f"CPU {model}".rstrip() if run.device_type == "cpu" else None)
+    if run.device_type == "cpu" and run.is_set_up:
+        return re.sub(" +", " ", f"CPU {run.environment.host.cpu_model or ''}").rstrip()
+    return run.environment.gpu.name
 
 
 def _size(run: RunRecord) -> str | None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
-from lmbench.records.run import RunEnvironment, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line, Value
@@ -114,7 +114,7 @@ def _stated(cell: MeasuredCell) -> Facts:
 
 def _commits(run: RunRecord) -> str:
     """The commits of the user's code and of lmbench, with a plus after changes."""
-    code = (run.environment or RunEnvironment()).code
+    code = run.environment.code
     return " and ".join(dict.fromkeys(filter(None, map(commit_text, (code.project, code.lmbench))))) or "none"
 
 
@@ -123,7 +123,7 @@ def _is_committed(run: RunRecord) -> bool:
 
     lmbench's own model and data need no commit of the folder that the run was started in.
     """
-    code = (run.environment or RunEnvironment()).code
+    code = run.environment.code
     is_own = all((part.name or "").startswith("lmbench.") for part in (run.model, run.data))
     commit = code.project.commit or (code.lmbench.commit if is_own else None)
     return commit is not None and not code.project.is_dirty and not code.lmbench.is_dirty

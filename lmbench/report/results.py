@@ -128,7 +128,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     environments = {
         environment_text(run.record.environment, run.facts.get("gpu"), with_code=not names_commits)
         for run in frame.runs
-        if run.record.environment is not None
+        if run.record.is_set_up
     }
     # The view's question is answered by the view's own sentences, then by those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))

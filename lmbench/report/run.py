@@ -76,7 +76,7 @@ def banner(run: RunRecord) -> list[Line]:
     if not run.mode:
         return []
     model, data, window, run_pass = run.model, run.data, run.window, pass_of(run)
-    environment, fp8 = run.environment or RunEnvironment(), run.model.fp8 or Fp8Layers()
+    environment, fp8 = run.environment, run.model.fp8 or Fp8Layers()
     trained, shape = model.trainable_parameter_count, "batch as the data gives it"
     if data.batch_size:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"

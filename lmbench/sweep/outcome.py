@@ -157,7 +157,7 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -
         ending = *_BY_CODE.get(end.code, ("error", "ExitCode")), message
     record.outcome, kind, message = ending
     stage = (steps[-1].stage if steps else None) or "warmup"
-    phase = error.phase or ("setup" if record.environment is None else stage)
+    phase = error.phase or (stage if record.is_set_up else "setup")
     where = "host" if kind == "OutOfMemoryKill" else None
     record.error = RunError(kind, " ".join(message.split())[:_MOST_MESSAGE], phase, where=where)
     record.exit_code = None if signal_name else end.code
