@@ -30,14 +30,12 @@ import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import NoReturn
-from unittest.mock import patch
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: A server that no request reaches for so long has time to spare.
@@ -91,40 +89,13 @@ def import_modules(names: Iterable[str]) -> None:
     freeze()
 
 
-def import_inherited(names: Collection[str]) -> None:
-    """Import what a run imported. torchao then asks for the GPU's compute capability, which would start CUDA here."""
-    with contextlib.ExitStack() as answers:
-        if names and (capability := compute_capability()):
-            answers.enter_context(patch("torch.cuda.get_device_capability", lambda device=None: capability))
-        import_modules(names)
-
-
-@cache
-def compute_capability() -> tuple[int, int] | None:
-    """The compute capability of the GPU, None without one. A fork asks, since CUDA starts in the process that does."""
-    heard, told = Pipe(duplex=False)
-    fork = os.fork()
-    if not fork:
-        try:
-            cuda = sys.modules["torch"].cuda
-            told.send(cuda.get_device_capability() if cuda.is_available() else None)
-        finally:
-            os._exit(0)
-    told.close()
-    os.waitpid(fork, 0)
-    capability: tuple[int, int] | None = None
-    with heard, contextlib.suppress(EOFError):
-        capability = heard.recv()
-    return capability
-
-
 def freeze() -> None:
     """Keep a fork's garbage collector from visiting all these objects, which would copy their memory."""
     gc.collect()
     gc.freeze()
 
 
-def _leaves_gpu(names: Collection[str], needs_gpu: bool = False) -> bool:
+def _leaves_gpu(names: Iterable[str], needs_gpu: bool = False) -> bool:
     """Whether forks can use the GPU after their parent has imported modules and called `torch.cuda.is_available`.
 
     Importing Inductor calls that. It usually asks NVML; where PyTorch has to ask CUDA instead, or a module starts CUDA,
@@ -141,7 +112,7 @@ def _leaves_gpu(names: Collection[str], needs_gpu: bool = False) -> bool:
     if not trial:
         is_left = False
         try:
-            import_inherited(names)
+            import_modules(names)
             is_available, fork = torch.cuda.is_available(), os.fork()
             if not fork:
                 os._exit(torch.cuda._is_in_bad_fork())
@@ -173,7 +144,8 @@ def serve(sweep: Connection, tie: int) -> list[str]:
         with contextlib.suppress(BlockingIOError):
             names = set(os.read(heard, 1 << 16).decode(errors="replace").split()) - set(sys.modules) - refused
             if names and _leaves_gpu(names):
-                import_inherited(names)
+                import_modules(names)
+            # What takes the GPU away would in each run take as long to try as to import.
             refused |= names - set(sys.modules)
         for (words, variables, log, _), pipe in zip(request, pipes, strict=True):
             pid = os.fork()

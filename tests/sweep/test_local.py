@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -21,7 +20,7 @@ from tables import cases
 from waiting import wait_for
 
 from lmbench.records.process import process_start_s
-from lmbench.sweep import fork_server, local
+from lmbench.sweep import local
 from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.file import EnvironmentSpec
 from lmbench.sweep.local import LocalExecutor
@@ -128,24 +127,6 @@ def test_a_package_that_a_run_had_to_import_is_there_in_later_runs(machine):
     assert by == own
     by, _, server = machine.printed(expression)
     assert by == server
-
-
-def test_a_module_that_asks_for_the_gpus_capability_at_its_import_is_answered_by_the_server(tmp_path, monkeypatch):
-    (tmp_path / "asking.py").write_text("import torch\nCAPABILITY = torch.cuda.get_device_capability()\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(fork_server, "compute_capability", lambda: (9, 0))
-    fork_server.import_inherited(["asking"])
-    assert sys.modules.pop("asking").CAPABILITY == (9, 0)
-
-
-@pytest.mark.gpu
-def test_beside_a_gpu_transformers_is_there_in_later_runs_and_they_can_use_the_gpu(tmp_path):
-    with closing(Machine(tmp_path, environment(tmp_path))) as machine:
-        (tmp_path / "lmbench" / "cli.py").write_text("import torch\ndef main(words): pass\n")
-        machine.printed("__import__('transformers.models.gpt2.modeling_gpt2') and 0")
-        known = "'transformers.models.gpt2.modeling_gpt2' in sys.modules"
-        on_gpu = "sys.modules['torch'].ones(2, device='cuda').sum().item()"
-        assert machine.printed(f"{known}, {on_gpu}") == ["True", "2.0"]
 
 
 def test_a_run_ends_also_with_more_names_of_modules_than_a_pipe_takes(machine):
