@@ -29,11 +29,10 @@ _Rows = list[tuple[MeasuredCell, list[Cell | None]]]
 _CHANGE = Unit(change_percent, scale=100.0)
 
 _VERDICT_NOTES = {
-    "undecided": (
-        "undecided: the ratio between processes may be 1 (5 % over all rows), or a side has fewer than three"
-    ),
+    "undecided": "undecided: the ratio between processes may be 1 (5 % over all rows)",
     "same": "same: the 90 % intervals of their ratios lie within 1 %",
 }
+_TOO_FEW = f"undecided with fewer than {MIN_REPEATS} processes"
 
 
 def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
@@ -177,8 +176,8 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
 
     Returns:
         Five cells: the fastest, its time in s, the second, the further time of the second as a fraction, and the
-        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast. Cells
-        without a value are None.
+        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast, or that
+        there are too few processes to tell. Cells without a value are None.
     """
     samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
     means = {cell: fmean(values) for cell, values in samples.items() if min(values, default=0) > 0}
@@ -192,7 +191,9 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
     ratios = {cell.describe(among): ratio_of(samples[first], samples[cell]) for cell in others}
     verdicts = {way: ratio.verdict(GATE_FRACTION, row_count) for way, ratio in ratios.items()}
     unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
-    if unresolved:
+    if min(len(samples[way]) for way in ways) < MIN_REPEATS:
+        name = f"{name}, {_TOO_FEW}"
+    elif unresolved:
         verdict = "undecided" if "undecided" in verdicts.values() else "same"
         name, notes = f"{verdict}: {'; '.join([name, *unresolved])}", (_VERDICT_NOTES[verdict],)
     second, ratio = next(iter(ratios.items()))
@@ -263,7 +264,7 @@ def _doubt(best: MeasuredCell, samples: Mapping[MeasuredCell, Sequence[float]], 
     """Why the cell with the largest mean may not be the best: few processes, or cells that Welch's t does not part from
     it; empty if it is. Samples that are not positive are not tested."""
     if min(map(len, samples.values())) < MIN_REPEATS:
-        return f", undecided with fewer than {MIN_REPEATS} processes"
+        return f", {_TOO_FEW}"
     if min(map(min, samples.values())) <= 0:
         return ""
     others = [cell for cell in samples if cell != best]
