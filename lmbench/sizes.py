@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lmbench.errors import UsageError, check_at_least, unknown
@@ -244,6 +245,7 @@ def _fake_step_flops(
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    group_every_dtype()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     # Only the total is needed. PyTorch's hooks on modules fail for a part of a tensor with a graph, under no_grad.
     counter.mod_tracker = _Untracked()  # type: ignore[assignment]
@@ -335,6 +337,23 @@ def without_values(func: Any, args: Any) -> Any:
         return 1.0
     # The number of bins is given.
     return args[0].new_empty(args[2]) if name == "aten::bincount" and len(args) == 3 else None
+
+
+@cache
+def group_every_dtype() -> None:
+    """Let fake tensors of every dtype be multiplied in groups, as the experts of transformers' models are.
+
+    PyTorch's own fake refuses all but bfloat16, the dtype of its fast kernel; for others it has a slower one.
+    """
+    import torch
+    from torch._subclasses.fake_impls import register_op_impl
+
+    @register_op_impl(torch.ops.aten._grouped_mm.default)
+    def multiply(fake_mode: Any, func: Any, a: Any, b: Any, *others: Any, **named: Any) -> Any:
+        if a.dtype is torch.bfloat16:
+            return NotImplemented
+        with fake_mode:
+            return func(a.bfloat16(), b.bfloat16(), *others, **named).to(a.dtype)
 
 
 def skip_value_checks(module: nn.Module) -> None:

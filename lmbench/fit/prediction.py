@@ -58,7 +58,7 @@ from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.report.facts import strategy_text
-from lmbench.sizes import skip_value_checks
+from lmbench.sizes import group_every_dtype, skip_value_checks
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
@@ -174,6 +174,7 @@ class Prediction:
         resident_count = 0
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
+        group_every_dtype()
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)

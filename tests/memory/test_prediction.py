@@ -13,7 +13,7 @@ from fit_process import bench
 from memory_plans import LLAMA
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
-from tables import cases
+from tables import cases, stored
 
 from lmbench.errors import UsageError
 from lmbench.fit.prediction import forecast
@@ -65,6 +65,18 @@ def test_a_llama_with_grouped_queries_is_within_a_thousandth_of_an_h200s(tmp_pat
         '--trainer.recompute={"keep": "inputs", "first": 15}', gpu="H200",
     )  # fmt: skip
     assert forecast.run_peak_bytes == pytest.approx(32.60215616 * 2**30, rel=0.001)
+
+
+@pytest.mark.parametrize(("precision", "weight_bytes"), [("bf16-true", 2), ("bf16-mixed", 4), ("32-true", 4)])
+def test_experts_of_a_transformers_model_are_predicted_in_every_precision(precision, weight_bytes, tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "mixtral.json"
+    path.write_text(json.dumps(stored("hugging_face")["mixtral"]))
+    model = "--model=lmbench.HuggingFace", f"--model.config={path}"
+    forecast = predict("--config=smoke", *model, "--data.context_length=16", f"--trainer.precision={precision}")
+    experts, attention, norms = 4 * 3 * 32 * 64, 2 * 32 * 32 + 2 * 32 * 16, 2 * 32
+    weights = 2 * (experts + attention + norms + 4 * 32) + 2 * 100 * 32 + 32
+    assert peak_of(forecast, "optimizer").parameters == pytest.approx(weights * weight_bytes, rel=0.05)
 
 
 def test_a_mask_of_a_transformers_model_takes_memory_where_it_masks_something():

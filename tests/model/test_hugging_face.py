@@ -51,6 +51,13 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words,
     assert f"config: {words[2]}" in printed("fit", "--config", config, "--print_config")
 
 
+def test_a_token_counts_the_experts_that_it_takes_in_fp32_too():
+    """PyTorch's fake of their grouped products takes bf16 alone."""
+    record = measure_here(lmbench.HuggingFace(config=KNOWN["mixtral"])).record
+    attention, router, expert = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32) + 4 * 16 * 32, 2 * 32 * 4, 6 * 32 * 64
+    assert record.flops.per_token_flops == 3 * (2 * (attention + router + 2 * expert) + 2 * 32 * 100)
+
+
 def test_attention_goes_by_the_names_of_both_and_does_not_change_the_loss():
     losses = []
     names = ("sdpa", "eager", "naive", "sdpa_math")
