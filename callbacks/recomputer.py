@@ -17,7 +17,7 @@ class Recomputer(Callback):
         options: which blocks, and what they keep.
 
     Raises:
-        UsageError: the module has no list of alike blocks, or does more between blocks than a group allows.
+        UsageError: the module has no list of blocks, or does more between blocks than a group allows.
     """
 
     def __init__(self, options: RecomputeOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from lightning.pytorch import LightningModule
@@ -14,21 +15,41 @@ LEAST_BLOCKS = 6
 
 def alike_lists(module: nn.Module) -> list[nn.Sequential]:
     """The outermost lists of a module whose members have parameters of the same names, shapes and types."""
+    return _outermost_lists(module, _are_alike)
+
+
+def akin_lists(module: nn.Module) -> list[nn.Sequential]:
+    """The outermost lists of a module whose members are made of modules and have a class in common.
+
+    They may differ, as where some layers of a Transformer have experts, or a state in place of attention.
+    """
+    return _outermost_lists(module, _are_akin)
+
+
+def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:
     lists: list[nn.Sequential] = []
     nested: set[nn.Module] = set()
     for child in module.modules():
         if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < 2:
             continue
-        if any(map(is_lazy, child.parameters())):
-            continue
-        signatures = {
-            (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
-            for block in child
-        }
-        if len(signatures) == 1 and next(iter(signatures))[1]:
-            lists.append(cast(nn.Sequential, child))
+        blocks = cast(nn.Sequential, child)
+        if not any(map(is_lazy, child.parameters())) and is_wanted(blocks):
+            lists.append(blocks)
             nested |= set(child.modules())
     return lists
+
+
+def _are_alike(blocks: nn.Sequential) -> bool:
+    signatures = {
+        (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
+        for block in blocks
+    }
+    return len(signatures) == 1 and bool(next(iter(signatures))[1])
+
+
+def _are_akin(blocks: nn.Sequential) -> bool:
+    common = set.intersection(*(set(type(block).__mro__) for block in blocks)) - set(nn.Module.__mro__)
+    return bool(common) and all(list(block.children()) for block in blocks)
 
 
 class AlikeBlocks:

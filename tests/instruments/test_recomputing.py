@@ -90,6 +90,21 @@ def test_gradients_are_the_same_and_blocks_run_again_as_asked(settings, runs, is
     assert gradients(net, None)[1:] == (saved_bytes, [1] * 6)
 
 
+class WideBlock(Block):
+    def __init__(self, is_tuple):
+        super().__init__(is_tuple)
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+
+
+def test_blocks_of_several_shapes_run_again_too():
+    net = Net()
+    net.blocks[0] = WideBlock(False)
+    expected, _, _ = gradients(net, None)
+    found, _, runs = gradients(net, RecomputeOptions(first=2))
+    assert runs == [2, 2, 1, 1, 1, 1]
+    assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
+
+
 def test_tensors_on_the_host_come_back_and_parameters_stay(monkeypatch):
     moved = []
 
@@ -143,8 +158,8 @@ def test_settings_that_exclude_each_other_are_refused(settings, message):
         RecomputeOptions(**settings)
 
 
-def test_a_module_without_alike_blocks_is_refused():
-    with pytest.raises(UsageError, match="no list of alike modules"):
+def test_a_module_without_blocks_is_refused():
+    with pytest.raises(UsageError, match="needs a list of blocks of one class"):
         recompute_in_place(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), RecomputeOptions())
 
 
