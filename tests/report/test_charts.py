@@ -49,6 +49,7 @@ def test_in_a_browser_a_page_fits_asks_for_nothing_and_sorts_its_tables(tmp_path
     assert seen["requests"] == []
     assert seen["scroll_width"] <= seen["client_width"] <= 390
     assert seen["charts"] > 10
+    assert seen["cut_texts"] == []
     before, up, down, after = operate(
         page,
         1280,

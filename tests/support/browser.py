@@ -31,9 +31,14 @@ _LOOK = """
     const scale = text.getScreenCTM();
     return parseFloat(view.getComputedStyle(text).fontSize) * Math.hypot(scale.a, scale.b);
   });
+  const cut = [...root.querySelectorAll("svg text")].filter(text => {
+    const box = text.getBoundingClientRect(), chart = text.closest("svg").getBoundingClientRect();
+    return box.left < chart.left - 1 || box.right > chart.right + 1;
+  });
   return {
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
     scroll_width: root.scrollWidth, client_width: root.clientWidth,
+    cut_texts: cut.map(text => text.textContent),
     charts: root.querySelectorAll("svg").length, smallest_text_px: Math.min(...texts, 99),
   };
 """
@@ -57,7 +62,8 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def look(page, width):
-    """Open the page in a frame of that width; returns what it requested, its widths, charts and smallest chart text."""
+    """Open the page in a frame of that width; returns what it requested, its widths, charts, and which of their texts
+    are cut off."""
     return operate(page, width, _LOOK)
 
 
