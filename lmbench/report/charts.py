@@ -156,7 +156,7 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     if is_crowded or not any("y" in point for point in points):
         return None
     if spec.kind == "rows":
-        return Chart("", _rows(points, title))
+        return Chart("", _rows(points, title)) if len(points) > 1 else None
     if is_line and not is_scale:
         # `domain` orders the axis, since Vega-Lite ignores `sort` where layers have data of their own.
         domain = {"domain": [point["x"] for point in points]}

@@ -104,9 +104,16 @@ class Group:
     def name(self) -> str:
         return (self.sweep.name or self.home.name) if self.home else ""
 
+    @property
+    def began_at(self) -> str:
+        """When its first run started, as UTC in ISO 8601; empty if that is not recorded."""
+        return min((run.record.started_at for run in self.runs if run.record.started_at), default="")
+
 
 def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
     """Read every run at or below the paths, without its steps; an unreadable run is kept as damaged.
+
+    Groups are in the order in which they began, and the runs of no sweep come last.
 
     Args:
         is_by_sweep: make a group of each sweep's runs; otherwise all runs are one group.
@@ -135,7 +142,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
             group.runs.append(reported(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
-    return sorted(dict.fromkeys(groups.values()), key=lambda group: (not group.name, group.name))
+    return sorted(dict.fromkeys(groups.values()), key=lambda group: (not group.name, group.began_at, group.name))
 
 
 def _group_of(home: Path | None, others: Iterable[Group]) -> Group:

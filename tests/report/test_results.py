@@ -9,7 +9,8 @@ import statistics
 import pytest
 from runs import ended, make_run, make_sweep, rows_of, section_of
 
-from lmbench.report.results import rows_table
+from lmbench.catalogue import make_catalogue
+from lmbench.report.results import report_on, rows_table
 
 STEP = "phases.step.mean_s"
 
@@ -19,18 +20,27 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_
     def change(_, repeat):
         return {STEP: means[repeat], "phases.step.std_s": 0.001}
 
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=len(means), change=change)
-    (row,), section = rows_of(home), section_of(home)
+    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, repeats=len(means), change=change)
+    (row, _), section = rows_of(home), section_of(home)
     std = statistics.stdev(means) if means[1:] else 0.001
     assert (row["step_s"], row["step_std_s"]) == pytest.approx((statistics.fmean(means), std))
     spread = "between 3 processes" if means[1:] else "of the steps within one run"
     assert section.tables[0].caption.endswith(f"mean ± std {spread}")
     # Whiskers are the interval between processes.
-    (point,) = section.charts()[0].spec["data"]["values"]
+    point, _ = section.charts()[0].spec["data"]["values"]
     ends = [row.get(f"step_{end}_s") for end in ("low", "high")]
     assert [point.get("low"), point.get("high")] == [end if end is None else pytest.approx(1e3 * end) for end in ends]
     assert (ends[0] is None) == (not means[1:])
     assert (ends[0] or 0) >= 0
+
+
+def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_chart_of_bars(tmp_path):
+    for hour, name in enumerate(["search", "finals"]):
+        changes = {"started_at": f"2026-11-30T0{hour}:00:00+00:00"}
+        make_sweep(tmp_path / name, {"data.batch_size": [4]}, change=lambda *_, changes=changes: changes)
+    sections = report_on([tmp_path], make_catalogue()).sections
+    assert [section.title for section in sections[:2]] == ["search", "finals"]
+    assert sections[0].charts() == []
 
 
 @pytest.mark.parametrize(
