@@ -80,11 +80,11 @@ def invalid_reasons(a: Runs, b: Runs, about: Sequence[str], by_rounds: bool) -> 
             compare(fields("run")[name].title, name, setters)
     # A variable missing from the record was unset, whereas another fact missing from it is unknown.
     known = [variables for run in runs if (variables := variables_of(run.record)) is not None]
-    variables = {*chain(*known)} if len(known) == len(runs) else set()
+    names = {*chain(*known)} if len(known) == len(runs) else set()
     if not counts_host(runs):
         # lmbench sets it where the machine is busy, which does not matter to a step that never waits for the host.
-        variables.discard(WAIT_POLICY)
-    for variable in sorted(variables):
+        names.discard(WAIT_POLICY)
+    for variable in sorted(names):
         name = f"{_VARIABLES}.{variable}"
         compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):
