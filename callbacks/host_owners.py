@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.host_ledger import HostLedger, reader_of, with_location
-from lmbench.instruments.window import ProbeKind
+from lmbench.instruments.window import ProbeKind, quiet_collector
 from lmbench.records.host_time import HARNESS, HostTime
 from lmbench.records.vocabulary import Stage
 
@@ -53,6 +53,9 @@ class HostOwners(Observer):
         self.undo.close()
 
     def _begin(self) -> None:
+        if not self.session.only_watches:
+            # As in the window, whose phases the owners share: a collection now would visit all that was frozen in it.
+            quiet_collector(self.undo)
         track, ledger, undo = self.session.track, HostLedger(self.session.track), self.undo
         undo.callback(self._end, ledger, self.session.steps_done)
         for holder, name, owner in self._tasks():

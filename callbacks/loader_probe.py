@@ -120,7 +120,8 @@ class LoaderProbe(Observer):
 
         The window is complete, and a dataset that only its own workers can read is no fault of the run.
         """
-        self._facts.reason, self._facts.fix = f"{type(error).__name__}: {message_of(error)}", {}
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        self._facts.reason, self._facts.fix = f"{kind}{message_of(error)}", {}
 
     def _as_far_as_it_goes(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, and after an error of theirs the one that stays."""
@@ -164,7 +165,8 @@ class LoaderProbe(Observer):
             UsageError: the batches come from something else than a DataLoader, or can be read only once.
         """
         if not isinstance(loader, DataLoader):
-            raise UsageError(f"{type(loader).__name__} is no DataLoader")
+            advice = "lmbench's own data has one with --data.placement pinned"
+            raise UsageError(f"{type(loader).__name__} is no DataLoader; {advice}")
         # More workers than cores are right where they wait for a disk.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         facts, run = self._facts, self.session.run

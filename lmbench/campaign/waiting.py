@@ -8,11 +8,8 @@ import sys
 import psutil
 
 from lmbench.errors import tell
+from lmbench.records.vocabulary import WAIT_POLICY
 
-#: Threads of PyTorch that wait for each other hold their cores, by default, and on a busy machine wait for whole time
-#: slices of other processes: on two cores with a load of 10, a step of `fit smoke` took 880 to 2,130 ms, and 145 to
-#: 235 ms with `passive`; `sweep` the same.
-WAITING = "OMP_WAIT_POLICY"
 _BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
 
 
@@ -23,15 +20,15 @@ def give_way(is_comparison: bool) -> None:
     take. Others do so, and tell it, if other processes take cores now. The user's own variable stays. PyTorch reads it
     when imported.
     """
-    if WAITING in os.environ or "torch" in sys.modules:
+    if WAIT_POLICY in os.environ or "torch" in sys.modules:
         return
     if is_comparison:
-        os.environ[WAITING] = "passive"
+        os.environ[WAIT_POLICY] = "passive"
     elif percent := taken_percent():
-        os.environ[WAITING] = "passive"
+        os.environ[WAIT_POLICY] = "passive"
         tell(
             f"other processes take {percent:.0f} % of the cores: threads of all runs give theirs away while they wait "
-            f"({WAITING}=passive)"
+            f"({WAIT_POLICY}=passive)"
         )
 
 

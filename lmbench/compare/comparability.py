@@ -28,7 +28,7 @@ from lmbench.records.settings import (
     variables_of,
 )
 from lmbench.records.statistics import Ratio
-from lmbench.records.vocabulary import GATE_FRACTION
+from lmbench.records.vocabulary import GATE_FRACTION, WAIT_POLICY
 
 
 class MustMatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,7 +80,11 @@ def invalid_reasons(a: Runs, b: Runs, about: Sequence[str], by_rounds: bool) -> 
             compare(fields("run")[name].title, name, setters)
     # A variable missing from the record was unset, whereas another fact missing from it is unknown.
     known = [variables for run in runs if (variables := variables_of(run.record)) is not None]
-    for variable in sorted({*chain(*known)}) if len(known) == len(runs) else ():
+    names = {*chain(*known)} if len(known) == len(runs) else set()
+    if not counts_host(runs):
+        # lmbench sets it where the machine is busy, which does not matter to a step that never waits for the host.
+        names.discard(WAIT_POLICY)
+    for variable in sorted(names):
         name = f"{_VARIABLES}.{variable}"
         compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):

@@ -7,6 +7,7 @@ its ratios. `_judge` corrects their p values over all cells and decides the verd
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from lmbench.compare.sides import (
 )
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun, guards_by_name, process_of
-from lmbench.records.named import repeat_command
+from lmbench.records.named import repeat_command, shown_path, sweep_of
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
@@ -293,7 +294,10 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     for side, runs in (("A", a), ("B", b)):
         # A user's own script records no configuration, and lmbench has no command for it.
         if len(runs) < MIN_REPEATS and runs[0].record.config is not None:
+            sweep = sweep_of(runs[0].path)
             command = repeat_command(runs[0].record, runs[0].path)
+            if sweep is not None:
+                command = shlex.join(["lmbench", "sweep", shown_path(sweep)])
             cell.notes.append(f"repeats of {side}: {command} --repeats {MIN_REPEATS}")
 
 

@@ -186,7 +186,8 @@ def read_snapshot(path: Path) -> Snapshot:
         content = read_file(path, MAX_FILE_BYTES, follows_links=True)
         snapshot = msgspec.convert(plain_unpickled(content), Snapshot)
     except Unreadable as error:
-        raise UsageError(f"{path}: {error}") from None
+        advice = "; give a run's folder, a snapshot or a configuration" if error.is_missing else ""
+        raise UsageError(f"{path}: {error}{advice}") from None
     except Exception as error:
         # A damaged pickle can raise any error: UnpicklingError, KeyError, TypeError, MemoryError, ...
         reason = one_line(f"{type(error).__name__}: {error}")[:300]

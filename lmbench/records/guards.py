@@ -24,7 +24,7 @@ from lmbench.records.host_time import HARNESS
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import BACKWARD_MODES, Values
+from lmbench.records.vocabulary import BACKWARD_MODES, WAIT_POLICY, Values
 
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
 #: ends took 20 to 107 us in 496 windows of 7 ms to 15 s (H200, torch 2.11), and up to 0.47 ms in windows of less than
@@ -225,7 +225,7 @@ def busy_machine(run: RunRecord) -> Guard:
     environment = run.environment
     threads, variables = environment.flags.thread_count or 1, environment.variables or {}
     # The command line sets the variable on a busy machine. A notebook has to set it itself.
-    is_spinning = run.device_type == "cpu" and threads > 1 and "OMP_WAIT_POLICY" not in variables
+    is_spinning = run.device_type == "cpu" and threads > 1 and WAIT_POLICY not in variables
     return make_guard(BUSY_MACHINE, value, limit, "spinning" if is_spinning else "", signs=", ".join(above))
 
 

@@ -46,6 +46,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     window.excluded_s = math.fsum(_values(measured, "excluded_s"))
     window.skipped_count = sum(bool(step.is_skipped) for step in measured)
     window.short_count = len(measured) - window.skipped_count - len(used)
+    # All steps of a turn count: 6 and 11 differences of `large_bf16` with itself on H200s spread by 0.24 and 0.69 %;
+    # without the first step, which finds an idle device, by 0.56 and 1.74 % (2026-11-28, torch 2.11).
     turns: dict[int | None, list[float]] = {}
     for step in used:
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)

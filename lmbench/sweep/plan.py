@@ -187,7 +187,8 @@ def _points(file: SweepFile) -> list[Options]:
         excluded = {axis: values if isinstance(values, list) else [values] for axis, values in rule.items()}
         kept = [point for point in points if any(point.get(axis) not in values for axis, values in excluded.items())]
         if len(kept) == len(points):
-            raise UsageError(f"exclude: {rule} fits no cell; axes are {', '.join(axes_of(points))}")
+            names = ", ".join(axes_of(points)) or "those of the matrix, and there is none"
+            raise UsageError(f"exclude: {rule} fits no cell; axes are {names}")
         points = kept
     points += file.include
     if not points:

@@ -50,6 +50,12 @@ class Collecting(OwnLoaders):
         gc.collect()
 
 
+class Littering(OwnLoaders):
+    def training_step(self, batch, batch_idx):
+        self.cycles = [[] for _ in range(40_000)]
+        return super().training_step(batch, batch_idx)
+
+
 class SlowLogger(CSVLogger):
     def log_metrics(self, metrics, step=None):
         time.sleep(SLEEP_S)
@@ -112,6 +118,12 @@ def test_the_work_that_a_step_waits_for_is_named_with_its_line(module, callbacks
             assert sum(owners_s) <= summary.mean_s * (1 + 1e-9)
     guard = "data_share" if phase == "data" else "other_share"
     assert statuses(run.record)[guard] == "warn" or phase == "forward"
+
+
+def test_collections_by_themselves_which_the_window_does_without_are_no_part_of_its_phases():
+    owners = measure_here(Littering(), steps=4, probe_steps=2).record.host_time.owners
+    assert [owned for owned in owners if owned.owner == "garbage collection"] == []
+    assert gc.isenabled()
 
 
 def test_a_users_own_trainer_is_watched_in_its_warm_up_and_left_as_it_was(tmp_path):

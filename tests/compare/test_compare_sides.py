@@ -92,6 +92,17 @@ def test_a_side_of_few_repeats_is_told_the_command_for_more_if_its_run_records_o
     assert notes == ["repeats of A: lmbench validate --config a.yaml --repeats 3"]
 
 
+def test_sweeps_of_few_repeats_are_told_one_command_for_those_of_all_cells(tmp_path):
+    for name in ("few a", "b"):
+        (make_sweep(tmp_path / name, {"small": TIMES[:1], "medium": TIMES[:1]}) / "sweep.json").write_text("{}")
+    notes = {note for cell in compared(tmp_path / "few a", tmp_path / "b").cells for note in cell.notes}
+    commands = {
+        f"repeats of A: lmbench sweep '{tmp_path}/few a' --repeats 3",
+        f"repeats of B: lmbench sweep {tmp_path}/b --repeats 3",
+    }
+    assert {note for note in notes if note.startswith("repeats of")} == commands
+
+
 def test_the_name_of_a_side_may_be_longer_than_that_of_a_file(tmp_path):
     a, b = make_sides(tmp_path)
     selector = f"@{','.join(['trainer.precision=bf16-mixed'] * 12)}"

@@ -41,6 +41,7 @@ matrx: {a.b: [1]} | unknown field 'matrx'; allowed: base, matrix,
 {modes: [forward], timeout_s: .inf} | timeout_s: expected a number <= 1000000000.0
 {environments: {x: {variables: {A: 1}}}} | environments[...].variables[...]: expected text, got a whole number
 {matrix: {a.b: [1, 2]}, exclude: [{a.c: 1}]} | fits no cell; axes are a.b
+{include: [{a.b: 1}], exclude: [{a.b: 1}]} | fits no cell; axes are those of the matrix, and there is none
 {matrix: {a.b: [1]}, exclude: [{a.b: 1}]} | leaves no cell
 {matrix: {a.b: [1, 1]}} | two cells are the same
 {matrix: {a.b: [1, 2]}, include: [{a.b: 2}]} | two cells are the same
