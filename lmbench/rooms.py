@@ -116,7 +116,7 @@ _OWN = (
     ),
     Room(
         "memory",
-        settings="lmbench.fit.settings:MemorySettings",
+        settings="lmbench.memory:MemorySettings",
         switch="history",
         observer="lmbench.callbacks:MemoryHistory",
         arguments=("steps", "max_entries"),
@@ -135,7 +135,7 @@ _OWN = (
     ),
     Room(
         "dtypes",
-        settings="lmbench.fit.settings:DtypeSettings",
+        settings="lmbench.dtypes:DtypeSettings",
         switch="record",
         observer="lmbench.callbacks:DtypeRecorder",
         options={"dtypes.record": True},

@@ -71,6 +71,16 @@ def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
     assert listed.returncode == 0, listed.stderr
 
 
+def test_the_settings_of_an_installed_room_are_completed_and_checked_before_a_sweep_starts(spread):
+    folder, environment = spread
+    offered = lmbench(folder, environment, "completion", "--words", "fit", "--spread.")
+    assert offered.stdout.split() == ["--spread.record"]
+    (folder / "misspelt.yaml").write_text(STUDY.replace("measure.steps: 3", "spread.recrd: true"))
+    done = lmbench(folder, environment, "sweep", "misspelt.yaml", "--dry_run")
+    assert done.returncode == 2
+    assert "unknown option --spread.recrd; did you mean --spread.record?" in done.stderr
+
+
 def test_an_installed_room_tells_what_its_numbers_mean_and_has_a_page_in_the_guide(spread):
     told = json.loads(lmbench(*spread, "fields", "--json", "spread", "scalars.squared_loss").stdout)
     about = {row["name"]: (row["unit"], row["better"]) for row in told["tables"]["fields"]}
