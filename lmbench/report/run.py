@@ -89,7 +89,10 @@ def banner(run: RunRecord) -> list[Line]:
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     length = f"{window.requested_steps or window.steps or 'all'} steps"
     length += f" and {window.requested_s:g} s" if window.requested_s else ""
-    length += " at least" if run_pass.has_timing else f", {run_pass.label}: in no timing table"
+    if not run_pass.has_timing:
+        length += f", {run_pass.label}: in no timing table"
+    elif window.requested_steps:
+        length += " at least"
     return [
         *labelled(
             "model",
