@@ -1,10 +1,11 @@
-"""The options of `lmbench fit` by name. They are listed here, since their parser imports PyTorch."""
+"""The options of `lmbench fit` by name, without the parser, which imports PyTorch; rooms name their own."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
@@ -38,16 +39,16 @@ measure.mode measure.matmul_precision measure.zero_grad measure.gradient_norm me
 measure.blocks measure.what_if measure.loader measure.results_dir measure.run_id measure.strict
 measure.price_per_hour
 
-memory memory.predict memory.history memory.steps memory.max_entries
-
-dtypes dtypes.record
-
 wandb wandb.mode wandb.project wandb.entity wandb.group wandb.tags wandb.artifact wandb.timeout_s
 
 timer timer.clock
 """
-#: Every option by its full name (`trainer.precision`), and the groups. A test compares them with the parser's options.
-OPTIONS = _NAMES.split()
+
+
+def option_names() -> list[str]:
+    """Every option by its full name (`trainer.precision`), and the groups. A test compares them with the parser's."""
+    rooms = {room.name: fields(room.load("settings")) for room in ROOMS if room.settings}
+    return [*_NAMES.split(), *rooms, *(f"{room}.{field.name}" for room, of_room in rooms.items() for field in of_room)]
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
@@ -59,7 +60,7 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
 
 def group_options(group: str) -> list[str]:
     """All options of a group by their full names; empty for a name that is no group."""
-    return [name for name in OPTIONS if name.startswith(f"{group}.")]
+    return [name for name in option_names() if name.startswith(f"{group}.")]
 
 
 def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems: Sequence[str] = ()) -> None:
@@ -73,8 +74,7 @@ def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems
     """
     options = dict.fromkeys(_options(words))
     shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
-    # The parser knows the settings of installed packages' rooms.
-    class_groups = {"optimizer", "lr_scheduler", *(room.name for room in ROOMS if room.settings)} - {*OPTIONS}
+    known, class_groups = option_names(), {"optimizer", "lr_scheduler"}
     for name, value in options:
         if name == "config" and value:
             find_config(value)
@@ -84,8 +84,8 @@ def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems
     for name, _ in options:
         group, *rest = name.split(".")
         belongs_to_class = group in class_groups or rest[:1] in (["init_args"], ["help"])
-        if not belongs_to_class and ".".join([group, *rest[:1]]) not in OPTIONS:
-            lines.append(placed(f"unknown option --{name}{suggest(name, OPTIONS, '--{}')}", places))
+        if not belongs_to_class and ".".join([group, *rest[:1]]) not in known:
+            lines.append(placed(f"unknown option --{name}{suggest(name, known, '--{}')}", places))
     if lines:
         lines[-1] += " (`lmbench fit --help` lists them all)"
     if lines or problems:

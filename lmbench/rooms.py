@@ -39,12 +39,12 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
         evidence: field of a run's record that is set if the run was of this pass, or the field and its value
             (`clock=sync`); empty where no field shows it.
         recording: field of the record with the name of the file that the run leaves in its folder.
-        command: command that shows the recording; empty where there is none.
+        command: lmbench's command that shows the recording; empty where there is none.
         reader: function that completes the record from the recording. It takes the run's folder and returns the value
             of the record's `field`, and guards.
-        field: field of the record that the reader fills.
-        record: class of that field, or of an installed package's `rooms.NAME`: a dataclass of `lmbench.records.field`,
-            whose fields `lmbench fields` and the columns of reports then know. Without one the field is a mapping.
+        field: field of the record that the reader fills, of an installed package `rooms.NAME`.
+        record: class of that field: a dataclass of `lmbench.records.field`, whose fields `lmbench fields` and the
+            columns of reports then know. Without one the field is a mapping.
         scalars: class of the scalars that the observer logs, described in the same way.
         outcomes: outcomes of runs whose recording is read when they end.
         noun: word for the recording in the message that it cannot be read.
@@ -116,7 +116,7 @@ _OWN = (
     ),
     Room(
         "memory",
-        settings="lmbench.fit.settings:MemorySettings",
+        settings="lmbench.memory:MemorySettings",
         switch="history",
         observer="lmbench.callbacks:MemoryHistory",
         arguments=("steps", "max_entries"),
@@ -135,7 +135,7 @@ _OWN = (
     ),
     Room(
         "dtypes",
-        settings="lmbench.fit.settings:DtypeSettings",
+        settings="lmbench.dtypes:DtypeSettings",
         switch="record",
         observer="lmbench.callbacks:DtypeRecorder",
         options={"dtypes.record": True},

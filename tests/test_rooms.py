@@ -63,12 +63,25 @@ def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
     assert next(guard for guard in record["guards"] if guard["name"] == "loss_spread")["status"] == "pass"
     assert "squared loss (nat²)" in shown.stdout
     assert "scalars/squared_loss" in "".join(file.read_text() for file in folder.rglob("metrics.csv"))
+    again = lmbench(folder, environment, "show", *map(str, folder.glob("results/losses/runs/*"))).stdout
+    numbers = f"{record['scalars']['squared_loss']:.4g} nat²", f"{record['rooms']['spread']['largest_nat']:.4f} nat"
+    assert f"scalars      squared_loss {numbers[0]}\nspread       spread of losses {numbers[1]}\n" in again
     (folder / "wrong.yaml").write_text(STUDY.replace("scalars.squared_loss", "scalars.squared_los"))
     shown = lmbench(folder, environment, "report", "results/losses", "--view", "wrong.yaml", "--format", "markdown")
     assert "no run has scalars.squared_los; did you mean scalars.squared_loss?" in shown.stdout
     # A result is read also where the package is not.
     listed = lmbench(folder, dict(os.environ), "list", "results/losses")
     assert listed.returncode == 0, listed.stderr
+
+
+def test_the_settings_of_an_installed_room_are_completed_and_checked_before_a_sweep_starts(spread):
+    folder, environment = spread
+    offered = lmbench(folder, environment, "completion", "--words", "fit", "--spread.")
+    assert offered.stdout.split() == ["--spread.record"]
+    (folder / "misspelt.yaml").write_text(STUDY.replace("measure.steps: 3", "spread.recrd: true"))
+    done = lmbench(folder, environment, "sweep", "misspelt.yaml", "--dry_run")
+    assert done.returncode == 2
+    assert "unknown option --spread.recrd; did you mean --spread.record?" in done.stderr
 
 
 def test_an_installed_room_tells_what_its_numbers_mean_and_has_a_page_in_the_guide(spread):

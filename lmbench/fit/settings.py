@@ -1,4 +1,4 @@
-"""The measurement's own settings (`--measure.*`, `--memory.*`, `--dtypes.*`), and checks that no parser makes."""
+"""The measurement's own settings (`--measure.*`), and checks that no parser makes."""
 
 from __future__ import annotations
 
@@ -81,37 +81,6 @@ class MeasureSettings(Schedule):
             raise UsageError(
                 f"measure.price_per_hour is {self.price_per_hour:g}; give the price of a device for an hour"
             )
-
-
-@dataclass
-class MemorySettings:
-    """What to record of the device's memory, for `lmbench memory`.
-
-    Args:
-        predict: after the run, predict its memory in a process of its own, and record the prediction beside the
-            measured peak.
-        history: record the allocator's history over a few steps after the warm-up; the run's step times then do not
-            count as timings.
-        steps: steps to record. They are the run's window; measure.steps and measure.min_window_s have no effect.
-        max_entries: entries that the history can hold. Older entries are lost, which the record says.
-    """
-
-    predict: bool = False
-    history: bool = False
-    steps: int = 3
-    max_entries: int = 1_000_000
-
-
-@dataclass
-class DtypeSettings:
-    """What to record of dtypes, for `lmbench dtypes`.
-
-    Args:
-        record: record the dtypes of parameters, modules, operators, loss, gradients and optimizer state on one probe
-            step, with the reason for each cast; nothing is recorded if measure.probe_steps is 0.
-    """
-
-    record: bool = False
 
 
 def check_settings(config: Any) -> None:

@@ -14,14 +14,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-# Importing this registers its strategies by name.
-import lmbench.fit.strategies  # noqa: F401
 from lmbench.callbacks import Compiler, KernelProfiler, Recomputer
-from lmbench.errors import UsageError, check_at_least, check_launcher
+from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
+from lmbench.fit.strategies import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.precision import find_precision
@@ -108,6 +107,9 @@ class BenchTrainer(Trainer):
         elif isinstance(profiler, str) and profiler not in _PROFILERS:
             allowed = f"kernels, {', '.join(_PROFILERS)}, or a class such as lmbench.KernelProfiler"
             raise UsageError(f"trainer.profiler is {profiler!r}; allowed: {allowed}")
+        strategy = kwargs.get("strategy")
+        if isinstance(strategy, str) and strategy.lower() not in ("auto", *StrategyRegistry):
+            raise unknown("trainer.strategy", strategy, ["auto", *STRATEGIES], ", or the path of a class")
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:

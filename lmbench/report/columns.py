@@ -32,15 +32,17 @@ from lmbench.report import shipped
 from lmbench.report.answer import Cell, Column, listed, text_of
 from lmbench.report.frame import Expression, Frame, MeasuredCell
 from lmbench.report.units import GIB, MS, PERCENT, SECONDS, TIMES, Unit, signed, unit_of
+from lmbench.rooms import ROOMS
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
 #: Begins the names of columns of logged scalars, whose units are in the records.
 _SCALARS = "scalars."
-#: Begins the names of what rooms of installed packages recorded.
-_ROOMS = "rooms."
-#: Begins the names of columns that a run may have under any name.
-OPEN = (_SCALARS, _ROOMS)
+#: Begins the names of columns that a run may have under any name: logged scalars, and what rooms of installed packages
+#: recorded.
+OPEN = (_SCALARS, "rooms.")
+#: Begins the names of what the runs of a pass have alone.
+_OF_PASSES = (*OPEN, *(f"{room.field}." for room in ROOMS if room.field))
 #: The unit of a change relative to the baseline.
 CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
@@ -100,8 +102,8 @@ class Quantity:
         """The numbers of the cell's processes as one, with their spread and interval where the column shows them."""
         numbers = cell.numbers(self.expression)
         if not numbers:
-            # A room's observer logs in the runs of its pass alone.
-            return cell.first(self.name) if cell.ok and self.name.startswith(_SCALARS) else None
+            is_of_pass = isinstance(self.expression, str) and self.expression.startswith(_OF_PASSES)
+            return cell.first(self.expression) if is_of_pass and (cell.ok or not cell.shown) else None
         std = low = high = None
         if self.has_spread:
             std = sample_std(numbers)
@@ -279,7 +281,8 @@ def schema_column(name: str) -> Quantity | None:
     """The column of a field of a run's record by its dotted name, of any logged scalar or of what a room
     recorded; None for other names.
 
-    It shows the mean over runs, or what the field's `over` says.
+    It shows the mean over the timed runs, or what the field's `over` says; a number that a pass alone records, the
+    pass's run has.
 
     Raises:
         UsageError: the field is no number.
@@ -287,9 +290,6 @@ def schema_column(name: str) -> Quantity | None:
     field = fields("run").get(name)
     if field is not None and not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
-    if name.startswith(_ROOMS):
-        title, unit = (field.title, field.unit) if field else (name.removeprefix(_ROOMS), "1")
-        return Quantity(name, title, beside(name), unit_of(unit), None)
-    if field is None and name.startswith(_SCALARS):
-        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, unit_of("1"))
+    if field is None and name.startswith(OPEN):
+        return Quantity(name, f"mean {name.partition('.')[2]}", name, unit_of("1"))
     return None if field is None else _column_of(field)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lmbench.masking import leaves
 from lmbench.records.codec import as_dict
 from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
 from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
+from lmbench.records.schema import fields
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table, guard_lines, labelled, listed
@@ -32,6 +34,7 @@ from lmbench.report.units import (
     percent,
     plain,
     tally,
+    unit_of,
     whole,
 )
 
@@ -86,7 +89,10 @@ def banner(run: RunRecord) -> list[Line]:
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     length = f"{window.requested_steps or window.steps or 'all'} steps"
     length += f" and {window.requested_s:g} s" if window.requested_s else ""
-    length += " at least" if run_pass.has_timing else f", {run_pass.label}: in no timing table"
+    if not run_pass.has_timing:
+        length += f", {run_pass.label}: in no timing table"
+    elif window.requested_steps:
+        length += " at least"
     return [
         *labelled(
             "model",
@@ -316,9 +322,24 @@ def details(run: RunRecord) -> list[Line]:
         *_cost(run),
         *endurance_lines(run),
         *labelled("power", power_w and f"{whole(power_w)} W", joules and f"{millijoules(joules)} mJ/token"),
+        *_noted(run),
         *labelled("loss", loss.first and f"{loss.first:.4f} first", loss.last and f"{loss.last:.4f} last"),
         *labelled("guards", tally(guard.status for guard in run.guards)),
     ]
+
+
+def _noted(run: RunRecord) -> list[Line]:
+    """Means of logged scalars, and the numbers that rooms of installed packages recorded."""
+    means = [f"{name} {plain(mean)} {run.scalar_units.get(name, '')}".rstrip() for name, mean in run.scalars.items()]
+    texts = {"scalars": means}
+    for name, value in leaves(run.rooms):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            room, _, title = name.partition(".")
+            field = fields("run").get(f"rooms.{name}")
+            unit = unit_of(field.unit if field else "1")
+            text = f"{field.title if field else title} {unit.text(value)} {unit.word}".rstrip()
+            texts.setdefault(room, []).append(text)
+    return [Line(label, listed(*of_label)) for label, of_label in texts.items() if of_label]
 
 
 def _cost(run: RunRecord) -> list[Line]:

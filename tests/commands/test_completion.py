@@ -14,7 +14,7 @@ from tables import stored
 
 from lmbench.errors import UsageError
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit_options import OPTIONS, check_options
+from lmbench.fit_options import check_options, option_names
 
 #: The folders of `lmbench` and of the programs that the scripts call.
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -68,7 +68,7 @@ def test_a_name_that_a_terminal_would_obey_is_not_offered(name, here, printed):
 
 def test_every_option_that_the_real_parser_has_is_known_without_it():
     actual = CommandLine("validate", ["--config=smoke"])._parser._option_string_actions
-    known = {option for option in OPTIONS if "." in option}
+    known = {option for option in option_names() if "." in option}
     grouped = {name.removeprefix("--") for name in actual if "." in name}
     assert known == {name.removesuffix("+") for name in grouped if name.count(".") == 1 and "help" not in name}
     options = [name for name in actual if name.startswith("--") and name != "--print_shtab"]

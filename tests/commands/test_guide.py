@@ -124,11 +124,12 @@ def run_python(topic, holding, **namespace):
     return namespace
 
 
-def test_the_callbacks_of_the_python_page_watch_a_trainer(here):
+def test_the_callbacks_of_the_python_page_watch_a_trainer(here, printed):
     names = run_python("python", "PhaseTimer()")
     names["trainer"].fit(Sleeper(), SlowBatches())
     assert len(names["timer"].records) == 20
     assert len(list((here / "results").glob("*/steps.jsonl"))) == 1
+    assert "\nwindow       15 steps, after 5 of warm-up\n" in printed("show", "last")
 
 
 def test_the_python_of_readme_measures_a_module(capsys):
