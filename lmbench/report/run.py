@@ -45,6 +45,8 @@ _MS = replace(MS, word="")
 _STATISTICS = ("mean", "std", "median", "min", "max")
 #: Whether a graph is for one shape, by torch.compile's option `dynamic`.
 _SHAPES = {None: "dynamic once shapes change", True: "dynamic shapes", False: "static shapes"}
+#: Logged scalars of which the mean is shown.
+_MOST_SCALARS = 8
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
 
 
@@ -329,9 +331,10 @@ def details(run: RunRecord) -> list[Line]:
 
 
 def _noted(run: RunRecord) -> list[Line]:
-    """Means of logged scalars, and the numbers that rooms of installed packages recorded."""
+    """Means of the first logged scalars, and the numbers that rooms of installed packages recorded."""
     means = [f"{name} {plain(mean)} {run.scalar_units.get(name, '')}".rstrip() for name, mean in run.scalars.items()]
-    texts = {"scalars": means}
+    more = f"and {len(means) - _MOST_SCALARS} more in run.json" if len(means) > _MOST_SCALARS else ""
+    texts = {"scalars": [*means[:_MOST_SCALARS], more]}
     for name, value in leaves(run.rooms):
         if isinstance(value, int | float) and not isinstance(value, bool):
             room, _, title = name.partition(".")
@@ -339,7 +342,7 @@ def _noted(run: RunRecord) -> list[Line]:
             unit = unit_of(field.unit if field else "1")
             text = f"{field.title if field else title} {unit.text(value)} {unit.word}".rstrip()
             texts.setdefault(room, []).append(text)
-    return [Line(label, listed(*of_label)) for label, of_label in texts.items() if of_label]
+    return [line for label, of_label in texts.items() for line in labelled(label, *of_label)]
 
 
 def _cost(run: RunRecord) -> list[Line]:

@@ -109,6 +109,13 @@ def test_an_mfu_that_cannot_be_is_refused_and_a_disputed_peak_stands_beside_it(
     assert "134.2 %" not in text
 
 
+def test_of_many_logged_scalars_the_first_stand_in_the_answer():
+    run = decode_run(DATA)
+    run.scalars = {f"metric_{index}": float(index) for index in range(10)}
+    (line,) = (line.text for line in run_answer(run, DEEP).notes if line.label == "scalars")
+    assert line.endswith(", metric_6 6, metric_7 7, and 2 more in run.json")
+
+
 def test_a_price_of_the_device_gives_the_price_and_the_time_of_tokens():
     run = decode_run(DATA)
     run.config["measure"]["price_per_hour"] = 3.0
