@@ -18,12 +18,12 @@ def alike_lists(module: nn.Module) -> list[nn.Sequential]:
     return _outermost_lists(module, _are_alike)
 
 
-def akin_lists(module: nn.Module) -> list[nn.Sequential]:
-    """The outermost lists of a module whose members are made of modules and have a class in common.
+def akin_lists(module: nn.Module, least_blocks: int) -> list[nn.Sequential]:
+    """The outermost lists of that length of a module whose members are made of modules and have a class in common.
 
     They may differ, as where some layers of a Transformer have experts, or a state in place of attention.
     """
-    return _outermost_lists(module, _are_akin)
+    return _outermost_lists(module, lambda blocks: len(blocks) >= least_blocks and _are_akin(blocks))
 
 
 def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:

@@ -90,15 +90,17 @@ def test_gradients_are_the_same_and_blocks_run_again_as_asked(settings, runs, is
     assert gradients(net, None)[1:] == (saved_bytes, [1] * 6)
 
 
-class WideBlock(Block):
+class ExpertBlock(Block):
+    """A block whose inner part is a list of alike modules, as experts are."""
+
     def __init__(self, is_tuple):
         super().__init__(is_tuple)
-        self.inner = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
 
 
-def test_blocks_of_several_shapes_run_again_too():
+def test_blocks_of_several_shapes_run_again_and_not_their_experts_alone():
     net = Net()
-    net.blocks[0] = WideBlock(False)
+    net.blocks[0] = ExpertBlock(False)
     expected, _, _ = gradients(net, None)
     found, _, runs = gradients(net, RecomputeOptions(first=2))
     assert runs == [2, 2, 1, 1, 1, 1]
