@@ -1,4 +1,4 @@
-"""The lists of alike blocks of a module, such as a Transformer's layers."""
+"""The lists of blocks of a module, such as the layers of a Transformer, and those whose blocks are alike."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from torch.nn.parameter import is_lazy
 LEAST_BLOCKS = 6
 
 
-def alike_lists(module: nn.Module) -> list[nn.Sequential]:
-    """The outermost lists of a module whose members have parameters of the same names, shapes and types."""
-    return _outermost_lists(module, _are_alike)
+def block_lists(module: nn.Module) -> list[nn.Sequential]:
+    """The outermost lists of a module's blocks: of modules that are made of modules and have a class in common.
 
-
-def akin_lists(module: nn.Module, least_blocks: int) -> list[nn.Sequential]:
-    """The outermost lists of that length of a module whose members are made of modules and have a class in common.
-
-    They may differ, as where some layers of a Transformer have experts, or a state in place of attention.
+    Blocks may differ, as where some layers of a Transformer have experts, or a state in place of attention. A short
+    list may be one of stages, which have lists of alike blocks themselves. These go before it.
     """
-    return _outermost_lists(module, lambda blocks: len(blocks) >= least_blocks and _are_akin(blocks))
+    layers = _outermost_lists(module, lambda blocks: len(blocks) >= LEAST_BLOCKS and _are_akin(blocks))
+    return layers or _outermost_lists(module, _are_alike) or _outermost_lists(module, _are_akin)
 
 
 def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:
@@ -40,6 +37,7 @@ def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], boo
 
 
 def _are_alike(blocks: nn.Sequential) -> bool:
+    """Whether all have parameters of the same names, shapes and types."""
     signatures = {
         (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
         for block in blocks
@@ -81,7 +79,7 @@ class AlikeBlocks:
     def _cut(self) -> None:
         if self.count is not None:
             return
-        lists = [blocks for blocks in alike_lists(self._module) if len(blocks) >= LEAST_BLOCKS]
+        lists = [blocks for blocks in block_lists(self._module) if len(blocks) >= LEAST_BLOCKS and _are_alike(blocks)]
         if len({len(blocks) for blocks in lists}) == 1:
             self.lists, self.count = lists, len(lists[0])
             for blocks in lists if self._keep_blocks is not None else []:
