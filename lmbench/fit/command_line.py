@@ -276,7 +276,10 @@ _WRONG_CLASS = re.compile(
     r"- (Problem with given class_path[^\n]+(?:\n\s+[^-\s][^\n]+)?|Import path [^\n]+|Not a valid \w+ of \w+)"
 )
 _NAME_FIRST = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
-_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
+_TYPES = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list",
+    "Duration": "a time such as 90s, 10m or 2h",
+}  # fmt: skip
 
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
@@ -317,7 +320,7 @@ def _wrong_value(name: str, value: str, text: str) -> UsageError:
     wrong_class = _WRONG_CLASS.search(text)
     if wrong_class is not None and not words:
         return UsageError(f"{name}: {' '.join(wrong_class[1].split())}")
-    kinds = re.findall(r"Expected an? <class '(\w+)'>", text)
+    kinds = re.findall(r"(?:Expected an? <class '|Not of type )(\w+)", text)
     # Where words are allowed beside other types, these are of other settings if a text is among them.
     types = [] if words and "str" in kinds else [_TYPES.get(kind, kind) for kind in kinds if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys([*types, *words])) or text
