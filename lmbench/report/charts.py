@@ -22,8 +22,8 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _MOST_STEPS = 5_000
 #: Phases that take a smaller share of the steps are not drawn.
 _SMALL_FRACTION = 0.01
-#: Width of a letter in a legend, and of an entry's mark and the space behind it.
-_LETTER_PX, _LEGEND_PX = 7, 48
+#: Width of a letter in a legend, of an entry's mark and the space behind it, and of the labels of an axis.
+_LETTER_PX, _LEGEND_PX, _AXIS_PX = 7, 48, 60
 _WHISKERS = "Whiskers: 95 % interval between processes, where there are three."
 #: Vega's expression for the label of a length: `16k` for 16 x 1024.
 _LENGTH_LABEL = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
@@ -88,9 +88,10 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
     """
     spec, series = template(kind), list(dict.fromkeys(point["series"] for point in points))
     scale = {"domain": series, "range": [colour(name, index) for index, name in enumerate(series, start=1)]}
-    # As many columns as the chart has room for.
+    # As many columns as the page has room for. The axis's labels take room from `width` after the legend has its height.
     entry_px = _LEGEND_PX + _LETTER_PX * max(map(len, series), default=0)
-    legend = {"columns": {"expr": f"clamp(floor(width / {entry_px}), 1, 3)"}} if len(series) > 1 else None
+    room = f"((containerSize()[0] || width) - {_AXIS_PX})"
+    legend = {"columns": {"expr": f"clamp(floor({room} / {entry_px}), 1, 3)"}} if len(series) > 1 else None
     shared = {
         "color": {"field": "series", "type": "nominal", "scale": scale, "legend": legend},
         "tooltip": {"field": "tip", "type": "nominal"},

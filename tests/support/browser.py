@@ -33,7 +33,7 @@ _LOOK = """
   });
   const cut = [...root.querySelectorAll("svg text")].filter(text => {
     const box = text.getBoundingClientRect(), chart = text.closest("svg").getBoundingClientRect();
-    return box.left < chart.left - 1 || box.right > chart.right + 1;
+    return box.left < chart.left - 1 || box.right > chart.right + 1 || box.bottom > chart.bottom + 1;
   });
   return {
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
