@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
@@ -24,6 +25,8 @@ _MOST_STEPS = 5_000
 _SMALL_FRACTION = 0.01
 #: Width of a letter in a legend, of an entry's mark and the space behind it, and of the labels of an axis.
 _LETTER_PX, _LEGEND_PX, _AXIS_PX = 7, 48, 60
+#: Letters of a row's label that a phone has room for, the height of a line of them, and that of a bar with its gaps.
+_LABEL_LETTERS, _LINE_PX, _ROW_PX = 50, 13, 25
 _WHISKERS = "Whiskers: 95 % interval between processes, where there are three."
 #: Vega's expression for the label of a length: `16k` for 16 x 1024.
 _LENGTH_LABEL = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
@@ -105,8 +108,17 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
 
 
 def _rows(points: Points, title: str) -> Spec:
-    """A horizontal bar for each row. Its label is above it, so that the bar has the whole width of a phone."""
-    return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
+    """A horizontal bar for each row. Its label is above it, so that the bar has the whole width of a phone.
+
+    A label that is longer than that has several lines. All labels have as many, the first ones empty.
+    """
+    lines = {point["x"]: wrap(point["x"], _LABEL_LETTERS) for point in points}
+    most = max(map(len, lines.values()))
+    labels = {row: "\n".join([" "] * (most - len(texts)) + texts) for row, texts in lines.items()}
+    axis = template("rows")["encoding"]["y"]["axis"] | {"labelOffset": -_LINE_PX * most + 4}
+    points = [{**point, "x": labels[point["x"]]} for point in points]
+    spec = picture("rows", points, x={"title": title}, y={"sort": [*labels.values()], "axis": axis})
+    return {**spec, "height": {"step": _ROW_PX + _LINE_PX * most}}
 
 
 def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:

@@ -6,6 +6,7 @@ import re
 
 from browser import look, needs_browser, operate
 from report_golden import CASES
+from runs import make_sweep
 
 from lmbench.cli import main
 from lmbench.report.answer import Chart
@@ -68,3 +69,16 @@ def test_in_a_browser_a_page_fits_asks_for_nothing_and_sorts_its_tables(tmp_path
     assert figures == sorted(figures)
     assert [text for text in down if text[0].isdigit()] == [text for text in up if text[0].isdigit()][::-1]
     assert before == after != down
+
+
+@needs_browser
+def test_a_bar_whose_label_is_longer_than_the_page_has_the_whole_label(tmp_path):
+    plain = {"trainer.precision": "32-true", "model.attention": "naive", "data.batch_size": 4, "model.size": "small"}
+    long = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa_efficient", "data.batch_size": 16}
+    kept = {"trainer.recompute": {"keep": "attention"}, "model.size": "medium"}
+    cells = [{**plain, "trainer.recompute": None}, {**long, **kept}, {**long, **kept, "model.size": "large"}]
+    page = tmp_path / "page.html"
+    assert main(["report", str(make_sweep(tmp_path / "sweep", cells)), f"--output={page}"]) == 0
+    seen = look(page, 360)
+    assert seen["charts"] == 3
+    assert seen["cut_texts"] == []
