@@ -19,6 +19,8 @@ from lmbench.report.view import Catalogue, ChartKind, ChartSpec, ColumnOf, Featu
 
 #: Limits beyond which a table says more than a picture: series of a chart, bars of a chart, charts of one spec.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
+#: Colours of the palette in page.css.
+_PALETTE = 19
 #: Most steps drawn of a run: a picture of more would be larger than the run's folder.
 _MOST_STEPS = 5_000
 #: Phases that take a smaller share of the steps are not drawn.
@@ -50,9 +52,10 @@ def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Ch
         names = []
     else:
         names = frame.differing((spec.x, *spec.series))
-    charts = []
+    charts, colours = [], dict[str, str]()
     for part in frame.by(names):
         if chart := kind.build(spec, part, catalogue.column):
+            _share_colours(chart.spec, colours)
             title = listed(spec.title, part.cells[0].describe(names), separator=": ")
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
@@ -60,6 +63,14 @@ def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Ch
         last = Chart(f"{spec.title}: {more} more", {}, "They are left out; the tables have all figures.")
         return [*charts[:MAX_CHARTS], last]
     return charts
+
+
+def _share_colours(spec: Spec, colours: dict[str, str]) -> None:
+    """Give each series the colour that it has in the charts before this one, or the palette's next one."""
+    scale = spec["layer"][-1]["encoding"]["color"]["scale"]
+    for name in scale["domain"]:
+        colours.setdefault(name, colour(name, len(colours) % _PALETTE + 1))
+    scale["range"] = [colours[name] for name in scale["domain"]]
 
 
 def colour(name: str, index: int = 0) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 
 from browser import look, needs_browser, operate
 from report_golden import CASES
-from runs import make_sweep
+from runs import make_sweep, section_of
 
 from lmbench.cli import main
 from lmbench.report.answer import Chart
 from lmbench.report.page import chart_html, svg
+
+
+_AXES = "trainer.precision", "data.context_length", "model.attention", "trainer.compile"
 
 
 def make_page(tmp_path, *cases):
@@ -82,3 +87,27 @@ def test_a_bar_whose_label_is_longer_than_the_page_has_the_whole_label(tmp_path)
     seen = look(page, 360)
     assert seen["charts"] == 3
     assert seen["cut_texts"] == []
+
+
+def test_a_series_has_one_colour_in_all_charts_of_a_page_whatever_others_a_chart_has(tmp_path):
+    ways = {
+        "32-true": [("naive", False), ("sdpa", True)],
+        "bf16-mixed": [("naive", False), ("naive", True), ("sdpa", True)],
+    }
+    cells = [
+        dict(zip(_AXES, (precision, context, *way), strict=True))
+        for precision, context in itertools.product(ways, (256, 512))
+        for way in ways[precision]
+    ]
+    home = make_sweep(tmp_path / "sweep", cells, fixed={"model.size": "small"})
+    chart = {"title": "Step", "kind": "lines", "y": "step_s", "x": "context", "series": ["attention", "compile"]}
+    view = tmp_path / "view.yaml"
+    tables = [{"title": "Step", "columns": ["step_s"]}]
+    view.write_text(json.dumps({"view": {"title": "Step", "tables": tables, "charts": [chart]}}))
+    scales = [
+        chart.spec["layer"][-1]["encoding"]["color"]["scale"] for chart in section_of(home, view=str(view)).charts()
+    ]
+    assert [len(scale["domain"]) for scale in scales] == [2, 3]
+    colours = [dict(zip(scale["domain"], scale["range"], strict=True)) for scale in scales]
+    assert colours[0].items() <= colours[1].items()
+    assert len({*colours[1].values()}) == 3
