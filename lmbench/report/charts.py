@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from textwrap import wrap
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
@@ -69,13 +70,13 @@ def _share_colours(spec: Spec, colours: dict[str, str]) -> None:
     """Give each series the colour that it has in the charts before this one, or the palette's next one."""
     scale = spec["layer"][-1]["encoding"]["color"]["scale"]
     for name in scale["domain"]:
-        colours.setdefault(name, colour(name, len(colours) % _PALETTE + 1))
+        colours.setdefault(name, colour(name, len(colours) + 1))
     scale["range"] = [colours[name] for name in scale["domain"]]
 
 
-def colour(name: str, index: int = 0) -> str:
-    """The colour that page.css has for this name, or else the palette's colour of that index; 0 is the muted colour."""
-    fallback = f"--series-{index}" if index else "--muted"
+def colour(name: str, index: int) -> str:
+    """The colour that page.css has for this name, or else the palette's colour of that index, which starts at 1."""
+    fallback = f"--series-{(index - 1) % _PALETTE + 1}"
     return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({fallback}))"
 
 
@@ -102,7 +103,7 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
     """
     spec, series = template(kind), list(dict.fromkeys(point["series"] for point in points))
     scale = {"domain": series, "range": [colour(name, index) for index, name in enumerate(series, start=1)]}
-    # As many columns as the page has room for. The axis's labels take room from `width` after the legend has its height.
+    # As many columns as the page has room for. Labels of the axis shrink `width` after the legend has its height.
     entry_px = _LEGEND_PX + _LETTER_PX * max(map(len, series), default=0)
     room = f"((containerSize()[0] || width) - {_AXIS_PX})"
     legend = {"columns": {"expr": f"clamp(floor({room} / {entry_px}), 1, 3)"}} if len(series) > 1 else None
@@ -212,18 +213,23 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
 
 
 def steps_charts(path: Path) -> list[Chart]:
-    """A chart of the steps in a run's folder, from the first step on: the time of the step and of each phase."""
-    steps = [*first_steps(path, _MOST_STEPS)]
+    """A chart of the steps in a run's folder, from the first step on: the time of the step and of each phase.
+
+    The first steps take much longer than the others, so medians decide which phases are drawn.
+    """
+    if not (steps := [*first_steps(path, _MOST_STEPS)]):
+        return []
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
     points = [
         {"series": span, "x": step.step, "y": time_s * 1e3, "tip": f"step {step.step}: {span} {time_s * 1e3:.4g} ms"}
         for span, span_times in times.items()
-        if sum(span_times) >= _SMALL_FRACTION * sum(times["step"])
+        if median(span_times) >= _SMALL_FRACTION * median(times["step"])
         for step, time_s in zip(steps, span_times, strict=True)
         if time_s
     ]
-    x, caption = {"title": "step", "axis": {"tickMinStep": 1}}, f"The first {len(steps):,} steps."
-    return [Chart("Steps", picture("lines", points, x=x, y=_log("ms")), caption)] if points else []
+    x = {"title": "step", "axis": {"tickMinStep": 1}, "scale": {"nice": False}}
+    caption = f"The first {len(steps):,} steps, warm-up included."
+    return [Chart("Steps", picture("lines", points, x=x, y=_log("ms")), caption)]
 
 
 #: The report's own columns and kinds of charts.

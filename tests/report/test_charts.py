@@ -11,9 +11,9 @@ from report_golden import CASES
 from runs import make_sweep, section_of
 
 from lmbench.cli import main
+from lmbench.records.vocabulary import PHASES
 from lmbench.report.answer import Chart
 from lmbench.report.page import chart_html, svg
-
 
 _AXES = "trainer.precision", "data.context_length", "model.attention", "trainer.compile"
 
@@ -111,3 +111,10 @@ def test_a_series_has_one_colour_in_all_charts_of_a_page_whatever_others_a_chart
     colours = [dict(zip(scale["domain"], scale["range"], strict=True)) for scale in scales]
     assert colours[0].items() <= colours[1].items()
     assert len({*colours[1].values()}) == 3
+
+
+def test_each_phase_has_a_colour_of_its_own_name():
+    chart = Chart("", {"mark": "point", "data": {"values": [{}]}})
+    colours = dict(re.findall(r"--of-(\w+): var\((--series-\d+)\)", svg(chart)))
+    assert {*PHASES} <= {*colours}
+    assert len({colours[phase] for phase in PHASES}) == len(PHASES)
