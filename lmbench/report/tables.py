@@ -91,7 +91,10 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     cells = []
     for cell, row in rows:
         run_id = cell.shown[0].run_id
-        cells.append([*(Cell(cell.facts.get(name), run_id=run_id) for name in names), *row])
+        facts = [Cell(cell.facts.get(name)) for name in names]
+        # A link in each cell of a row would be of one run, and hide the figures in blue.
+        facts[:1] = [replace(fact, run_id=run_id) for fact in facts[:1]]
+        cells.append([*facts, *row])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),

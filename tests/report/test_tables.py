@@ -48,6 +48,12 @@ def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path
     assert told == [f"In 1 of 1 the fastest by forward + backward is {words}."]
 
 
+def test_a_row_links_to_its_run_once(tmp_path):
+    axes = {"model.size": ["small", "large"], "trainer.compile": [False, True], "mode": ["forward", "train_step"]}
+    table, *_ = tables_of(make_sweep(tmp_path / "a", axes))
+    assert [[cell.run_id != "" for cell in row[:4]] for row in table.cells] == [[True, False, False, False]] * 8
+
+
 def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(tmp_path):
     def change(run, repeat):
         return {"phases.forward.mean_s": 0.1, "phases.other.mean_s": 0.0009, "phases.transfer.mean_s": 0.002}
