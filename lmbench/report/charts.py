@@ -153,8 +153,8 @@ def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:
 
 
 def _log(title: str) -> Spec:
-    """A logarithmic axis."""
-    return {"title": f"{title}, log", "scale": {"type": "log"}}
+    """A logarithmic axis, with labels at powers of ten alone where it has several."""
+    return {"title": f"{title}, log", "scale": {"type": "log"}, "axis": {"tickCount": 4}}
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
