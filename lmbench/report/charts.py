@@ -24,7 +24,7 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _PALETTE = 19
 #: Most steps drawn of a run: a picture of more would be larger than the run's folder.
 _MOST_STEPS = 5_000
-#: Phases that take a smaller share of the steps are not drawn.
+#: Phases that take a smaller share of each step or bar are not drawn.
 _SMALL_FRACTION = 0.01
 #: Width of a letter in a legend, of an entry's mark and the space behind it, and of the labels of an axis.
 _LETTER_PX, _LEGEND_PX, _AXIS_PX = 7, 48, 60
@@ -200,11 +200,16 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A horizontal bar for each cell, made of the spec's columns `of` one after the other."""
-    columns, rows = list(map(column_of, spec.of)), rows_of(frame)
-    unit, points = columns[0].unit, []
-    for column in columns:
-        figures = column.of(frame)
+    """A horizontal bar for each cell, made of the spec's columns `of` one after the other.
+
+    A column that no bar would show is left out, and so has no place in the legend.
+    """
+    columns, rows = {column: column.of(frame) for column in map(column_of, spec.of)}, rows_of(frame)
+    sums = {cell: sum(figures[cell].value for figures in columns.values() if cell in figures) for _, cell in rows}
+    unit, points = column_of(spec.of[0]).unit, []
+    for column, figures in columns.items():
+        if all(figure.value < _SMALL_FRACTION * sums[cell] for cell, figure in figures.items()):
+            continue
         for row, cell in rows:
             if cell in figures and (y := figures[cell].value * unit.scale):
                 tip = f"{row}: {column.title} {y:.3g} {unit.word}"

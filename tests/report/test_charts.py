@@ -113,6 +113,17 @@ def test_a_series_has_one_colour_in_all_charts_of_a_page_whatever_others_a_chart
     assert len({*colours[1].values()}) == 3
 
 
+def test_a_stack_leaves_out_the_phases_that_no_bar_would_show(tmp_path):
+    def change(run, repeat):
+        return {"phases.other.mean_s": 1e-6, "phases.transfer.mean_s": 0.01, "phases.data.mean_s": 1e-6}
+
+    home = make_sweep(tmp_path / "a", {"mode": ["forward", "inference"]}, fixed={"model.size": "small"}, change=change)
+    (stack,) = (chart for chart in section_of(home, view="step_times").charts() if chart.title == "Where the step goes")
+    series = {point["series"] for point in stack.spec["data"]["values"]}
+    assert {"forward", "transfer"} <= series
+    assert not {"other", "data"} & series
+
+
 def test_each_phase_has_a_colour_of_its_own_name():
     chart = Chart("", {"mark": "point", "data": {"values": [{}]}})
     colours = dict(re.findall(r"--of-(\w+): var\((--series-\d+)\)", svg(chart)))
