@@ -13,6 +13,7 @@ from runs import make_sweep, section_of
 from lmbench.cli import main
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.answer import Chart
+from lmbench.report.charts import steps_charts
 from lmbench.report.page import chart_html, svg
 
 _AXES = "trainer.precision", "data.context_length", "model.attention", "trainer.compile"
@@ -35,6 +36,27 @@ def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tm
     assert first == second
     assert re.search(r"<link|@import|\ssrc=|javascript:", re.sub(r"(?s)<script>.*?</script>", "", first)) is None
     assert "default-src 'none'" in first
+
+
+def test_a_page_names_its_subject_and_links_to_its_sections_if_it_has_several(tmp_path):
+    one, two = (
+        make_page(tmp_path / str(len(cases)), *cases) for cases in (["step_times"], ["step_times", "any_sweep"])
+    )
+    assert ["<nav" in page.read_text() for page in (one, two)] == [False, True]
+    run, shown = make_sweep(tmp_path / "sweep", {"model.size": ["small"]}) / "runs", tmp_path / "show.html"
+    assert main(["show", str(next(run.iterdir())), f"--output={shown}"]) == 0
+    assert re.search("<title>small, .*parameters", shown.read_text()) is not None
+
+
+def test_the_picture_of_steps_has_the_phases_of_a_usual_step_and_not_of_the_first_alone(tmp_path):
+    folder = make_sweep(tmp_path / "sweep", {"model.size": ["small"]}) / "runs"
+    steps = next(folder.glob("*/steps.jsonl"))
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line |= {"step_s": 1.0 if number == 0 else 0.01, "forward_s": 0.009, "other_s": 0.9 if number == 0 else 1e-6}
+    steps.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (chart,) = steps_charts(steps.parent)
+    assert {point["series"] for point in chart.spec["data"]["values"]} == {"step", "forward"}
 
 
 def test_an_svg_file_has_the_palette_and_no_script_and_a_chart_escapes_its_texts():
