@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from glob import escape
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ from lmbench.compare.sides import (
     turn_differences,
 )
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import StoredRun, guards_by_name, process_of
+from lmbench.records.load import StoredRun, guards_by_name, is_run_folder, load_known, process_of
 from lmbench.records.named import repeat_command, shown_path, sweep_of
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
@@ -294,11 +295,20 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     for side, runs in (("A", a), ("B", b)):
         # A user's own script records no configuration, and lmbench has no command for it.
         if len(runs) < MIN_REPEATS and runs[0].record.config is not None:
-            sweep = sweep_of(runs[0].path)
-            command = repeat_command(runs[0].record, runs[0].path)
-            if sweep is not None:
-                command = shlex.join(["lmbench", "sweep", shown_path(sweep)])
-            cell.notes.append(f"repeats of {side}: {command} --repeats {MIN_REPEATS}")
+            cell.notes.append(_repeats_note(side, runs[0]))
+
+
+def _repeats_note(side: str, run: StoredRun) -> str:
+    """How a side of too few runs, of which this is one, gets the repeats that a verdict takes."""
+    if (sweep := sweep_of(run.path)) is None:
+        return f"repeats of {side}: {repeat_command(run.record, run.path)} --repeats {MIN_REPEATS}"
+    # A sweep's folders of runs end in the number of the repeat.
+    cell_name, separator, _ = run.path.name.rpartition("-r")
+    folders = filter(is_run_folder, run.path.parent.glob(f"{escape(cell_name + separator)}*"))
+    repeats, _ = split_usable([load_known(folder) for folder in folders])
+    if len(repeats) >= MIN_REPEATS:
+        return f"{side} is one of {len(repeats)} repeats: give its cell, SWEEP@AXIS=VALUE, instead"
+    return f"repeats of {side}: {shlex.join(['lmbench', 'sweep', shown_path(sweep)])} --repeats {MIN_REPEATS}"
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:

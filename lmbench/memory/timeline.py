@@ -64,7 +64,8 @@ def memory_chart(title: str, findings: Findings) -> Chart:
         for name in ("ms", "allocated", "reserved", *names)
     ]
     for layer, domain in ((areas, names), (above, list(dict.fromkeys(phases["name"])))):
-        layer["encoding"]["color"]["scale"] = {"domain": domain, "range": list(map(colour, domain))}
+        colours = [colour(name, index) for index, name in enumerate(domain, start=1)]
+        layer["encoding"]["color"]["scale"] = {"domain": domain, "range": colours}
     cuts = f"Not complete: {'; '.join(findings.cuts)}. " if findings.cuts else ""
     return Chart(
         title, spec,

@@ -7,6 +7,8 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
+from textwrap import wrap
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
@@ -18,12 +20,16 @@ from lmbench.report.view import Catalogue, ChartKind, ChartSpec, ColumnOf, Featu
 
 #: Limits beyond which a table says more than a picture: series of a chart, bars of a chart, charts of one spec.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
+#: Colours of the palette in page.css.
+_PALETTE = 19
 #: Most steps drawn of a run: a picture of more would be larger than the run's folder.
 _MOST_STEPS = 5_000
-#: Phases that take a smaller share of the steps are not drawn.
+#: Phases that take a smaller share of each step or bar are not drawn.
 _SMALL_FRACTION = 0.01
-#: Width of a letter in a legend, and of an entry's mark and the space behind it.
-_LETTER_PX, _LEGEND_PX = 7, 48
+#: Width of a letter in a legend, of an entry's mark and the space behind it, and of the labels of an axis.
+_LETTER_PX, _LEGEND_PX, _AXIS_PX = 7, 48, 60
+#: Letters of a row's label that a phone has room for, the height of a line of them, and that of a bar with its gaps.
+_LABEL_LETTERS, _LINE_PX, _ROW_PX = 50, 13, 25
 _WHISKERS = "Whiskers: 95 % interval between processes, where there are three."
 #: Vega's expression for the label of a length: `16k` for 16 x 1024.
 _LENGTH_LABEL = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
@@ -47,9 +53,10 @@ def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Ch
         names = []
     else:
         names = frame.differing((spec.x, *spec.series))
-    charts = []
+    charts, colours = [], dict[str, str]()
     for part in frame.by(names):
         if chart := kind.build(spec, part, catalogue.column):
+            _share_colours(chart.spec, colours)
             title = listed(spec.title, part.cells[0].describe(names), separator=": ")
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
@@ -59,9 +66,17 @@ def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Ch
     return charts
 
 
-def colour(name: str, index: int = 0) -> str:
-    """The colour that page.css has for this name, or else the palette's colour of that index; 0 is the muted colour."""
-    fallback = f"--series-{index}" if index else "--muted"
+def _share_colours(spec: Spec, colours: dict[str, str]) -> None:
+    """Give each series the colour that it has in the charts before this one, or the palette's next one."""
+    scale = spec["layer"][-1]["encoding"]["color"]["scale"]
+    for name in scale["domain"]:
+        colours.setdefault(name, colour(name, len(colours) + 1))
+    scale["range"] = [colours[name] for name in scale["domain"]]
+
+
+def colour(name: str, index: int) -> str:
+    """The colour that page.css has for this name, or else the palette's colour of that index, which starts at 1."""
+    fallback = f"--series-{(index - 1) % _PALETTE + 1}"
     return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({fallback}))"
 
 
@@ -88,9 +103,10 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
     """
     spec, series = template(kind), list(dict.fromkeys(point["series"] for point in points))
     scale = {"domain": series, "range": [colour(name, index) for index, name in enumerate(series, start=1)]}
-    # As many columns as the chart has room for.
+    # As many columns as the page has room for. Labels of the axis shrink `width` after the legend has its height.
     entry_px = _LEGEND_PX + _LETTER_PX * max(map(len, series), default=0)
-    legend = {"columns": {"expr": f"clamp(floor(width / {entry_px}), 1, 3)"}} if len(series) > 1 else None
+    room = f"((containerSize()[0] || width) - {_AXIS_PX})"
+    legend = {"columns": {"expr": f"clamp(floor({room} / {entry_px}), 1, 3)"}} if len(series) > 1 else None
     shared = {
         "color": {"field": "series", "type": "nominal", "scale": scale, "legend": legend},
         "tooltip": {"field": "tip", "type": "nominal"},
@@ -104,8 +120,17 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
 
 
 def _rows(points: Points, title: str) -> Spec:
-    """A horizontal bar for each row. Its label is above it, so that the bar has the whole width of a phone."""
-    return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
+    """A horizontal bar for each row. Its label is above it, so that the bar has the whole width of a phone.
+
+    A label that is longer than that has several lines. All labels have as many, the first ones empty.
+    """
+    lines = {point["x"]: wrap(point["x"], _LABEL_LETTERS) for point in points}
+    most = max(map(len, lines.values()))
+    labels = {row: "\n".join([" "] * (most - len(texts)) + texts) for row, texts in lines.items()}
+    axis = template("rows")["encoding"]["y"]["axis"] | {"labelOffset": -_LINE_PX * most + 4}
+    points = [{**point, "x": labels[point["x"]]} for point in points]
+    spec = picture("rows", points, x={"title": title}, y={"sort": [*labels.values()], "axis": axis})
+    return {**spec, "height": {"step": _ROW_PX + _LINE_PX * most}}
 
 
 def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:
@@ -128,8 +153,8 @@ def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:
 
 
 def _log(title: str) -> Spec:
-    """A logarithmic axis."""
-    return {"title": f"{title}, log", "scale": {"type": "log"}}
+    """A logarithmic axis, with labels at powers of ten alone where it has several."""
+    return {"title": f"{title}, log", "scale": {"type": "log"}, "axis": {"tickCount": 4}}
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
@@ -175,11 +200,16 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A horizontal bar for each cell, made of the spec's columns `of` one after the other."""
-    columns, rows = list(map(column_of, spec.of)), rows_of(frame)
-    unit, points = columns[0].unit, []
-    for column in columns:
-        figures = column.of(frame)
+    """A horizontal bar for each cell, made of the spec's columns `of` one after the other.
+
+    A column that no bar would show is left out, and so has no place in the legend.
+    """
+    columns, rows = {column: column.of(frame) for column in map(column_of, spec.of)}, rows_of(frame)
+    sums = {cell: sum(figures[cell].value for figures in columns.values() if cell in figures) for _, cell in rows}
+    unit, points = column_of(spec.of[0]).unit, []
+    for column, figures in columns.items():
+        if all(figure.value < _SMALL_FRACTION * sums[cell] for cell, figure in figures.items()):
+            continue
         for row, cell in rows:
             if cell in figures and (y := figures[cell].value * unit.scale):
                 tip = f"{row}: {column.title} {y:.3g} {unit.word}"
@@ -188,18 +218,23 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
 
 
 def steps_charts(path: Path) -> list[Chart]:
-    """A chart of the steps in a run's folder, from the first step on: the time of the step and of each phase."""
-    steps = [*first_steps(path, _MOST_STEPS)]
+    """A chart of the steps in a run's folder, from the first step on: the time of the step and of each phase.
+
+    The first steps take much longer than the others, so medians decide which phases are drawn.
+    """
+    if not (steps := [*first_steps(path, _MOST_STEPS)]):
+        return []
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
     points = [
         {"series": span, "x": step.step, "y": time_s * 1e3, "tip": f"step {step.step}: {span} {time_s * 1e3:.4g} ms"}
         for span, span_times in times.items()
-        if sum(span_times) >= _SMALL_FRACTION * sum(times["step"])
+        if median(span_times) >= _SMALL_FRACTION * median(times["step"])
         for step, time_s in zip(steps, span_times, strict=True)
         if time_s
     ]
-    x, caption = {"title": "step", "axis": {"tickMinStep": 1}}, f"The first {len(steps):,} steps."
-    return [Chart("Steps", picture("lines", points, x=x, y=_log("ms")), caption)] if points else []
+    x = {"title": "step", "axis": {"tickMinStep": 1}, "scale": {"nice": False}}
+    caption = f"The first {len(steps):,} steps, warm-up included."
+    return [Chart("Steps", picture("lines", points, x=x, y=_log("ms")), caption)]
 
 
 #: The report's own columns and kinds of charts.

@@ -38,7 +38,8 @@ def page(answer: Answer) -> str:
     # The content security policy allows scripts by their hashes.
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     text = _html("answer.html").render(
-        title=listed(*(part.title for part, _ in sections)),
+        # A page without a title goes by its first line: its run or trace, or its verdict.
+        title=listed(*(part.title for part, _ in sections)) or next((line.text for line in answer.headline), ""),
         style=Markup(shipped("page.css")),
         sections=sections,
         chart=lambda chart: Markup(chart_html(chart.spec)),

@@ -186,7 +186,7 @@ def escaped(text: str) -> str:
 
 
 def _latex(answer: Answer) -> str:
-    """The tables, for a document that uses the package booktabs."""
+    """The tables, each on its own, after the line that their document needs."""
     escapes = str.maketrans(json.loads(shipped("latex.json")))
 
     def tex_text(value: object) -> str:
@@ -198,7 +198,7 @@ def _latex(answer: Answer) -> str:
         "table.tex", keep_trailing_newline=True, finalize=tex_text, block_start_string="<%", block_end_string="%>",
         variable_start_string="<<", variable_end_string=">>",
     )  # fmt: skip
-    return "\n".join(tex.render(table=table) for table in answer.all_tables())
+    return "\n".join(["% \\usepackage{booktabs}", *(tex.render(table=table) for table in answer.all_tables())])
 
 
 # CSV and JSON

@@ -136,8 +136,9 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     warnings = []
     for guards in guards_by_name(frame.samples, "warn").values():
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
+        at_worst = ", at worst" if len(guards) > 1 else ""
         warnings.append(
-            Line("WARN", f"{len(guards)} of {_count(len(frame.samples), 'run')}, at worst: {worst.message}")
+            Line("WARN", f"{len(guards)} of {_count(len(frame.samples), 'run')}{at_worst}: {worst.message}")
         )
     unfinished = []
     if group.home is not None and (missing := group.sweep.missing(len(group.runs))):

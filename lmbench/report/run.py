@@ -137,10 +137,11 @@ def banner(run: RunRecord) -> list[Line]:
 def environment_text(environment: RunEnvironment, device: object, with_code: bool) -> str:
     """The device, machine and versions of a run, and the commits of its code; empty where the device is unknown."""
     power_w, versions = environment.gpu.power_limit_w, environment.versions
-    code = []
-    for words, revision in (("lmbench commit", environment.code.lmbench), ("code at", environment.code.project)):
+    # In lmbench's own repository one commit is that of both, and stands once.
+    roles = {}
+    for role, revision in (("lmbench commit", environment.code.lmbench), ("code at", environment.code.project)):
         if with_code and revision.commit:
-            code.append(f"{words} {revision.commit[:9]}{', with changes' if revision.is_dirty else ''}")
+            roles[f"{revision.commit[:9]}{', with changes' if revision.is_dirty else ''}"] = role
     if not device:
         return ""
     return listed(
@@ -152,7 +153,7 @@ def environment_text(environment: RunEnvironment, device: object, with_code: boo
             for name in ("torch", "cuda", "driver", "lightning", "lmbench")
             if (version := getattr(versions, name))
         ),
-        *code,
+        *(f"{role} {commit}" for commit, role in roles.items()),
     )
 
 

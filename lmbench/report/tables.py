@@ -91,7 +91,10 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     cells = []
     for cell, row in rows:
         run_id = cell.shown[0].run_id
-        cells.append([*(Cell(cell.facts.get(name), run_id=run_id) for name in names), *row])
+        facts = [Cell(cell.facts.get(name)) for name in names]
+        # A link in each cell of a row would be of one run, and hide the figures in blue.
+        facts[:1] = [replace(fact, run_id=run_id) for fact in facts[:1]]
+        cells.append([*facts, *row])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
@@ -176,8 +179,8 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
 
     Returns:
         Five cells: the fastest, its time in s, the second, the further time of the second as a fraction, and the
-        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast, or that
-        there are too few processes to tell. Cells without a value are None.
+        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast, or has a
+        note that there are too few processes to tell. Cells without a value are None.
     """
     samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
     means = {cell: fmean(values) for cell, values in samples.items() if min(values, default=0) > 0}
@@ -185,23 +188,24 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
     if not ways:
         return [None] * 5
     first, *others = ways
-    name, time_s, notes = first.describe(among), means[first], tuple[str, ...]()
+    name, time_s = first.describe(among), means[first]
+    verdict = Cell(name)
     if not others:
-        return [Cell(name), Cell(time_s), None, None, None]
+        return [verdict, Cell(time_s), None, None, None]
     ratios = {cell.describe(among): ratio_of(samples[first], samples[cell]) for cell in others}
     verdicts = {way: ratio.verdict(GATE_FRACTION, row_count) for way, ratio in ratios.items()}
     unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
     if min(len(samples[way]) for way in ways) < MIN_REPEATS:
-        name = f"{name}, {_TOO_FEW}"
+        verdict = Cell(f"{name}, {_TOO_FEW}", text=name, notes=(_TOO_FEW,))
     elif unresolved:
-        verdict = "undecided" if "undecided" in verdicts.values() else "same"
-        name, notes = f"{verdict}: {'; '.join([name, *unresolved])}", (_VERDICT_NOTES[verdict],)
+        word = "undecided" if "undecided" in verdicts.values() else "same"
+        verdict = Cell(f"{word}: {'; '.join([name, *unresolved])}", notes=(_VERDICT_NOTES[word],))
     second, ratio = next(iter(ratios.items()))
     interval = None
     if ratio.low is not None and ratio.high is not None:
         low, high = ratio.low - 1, ratio.high - 1
         interval = Cell(None, low=low, high=high, text=change_range(low, high))
-    return [Cell(name, notes=notes), Cell(time_s), Cell(second), Cell(means[others[0]] / time_s - 1), interval]
+    return [verdict, Cell(time_s), Cell(second), Cell(means[others[0]] / time_s - 1), interval]
 
 
 # sentences
@@ -274,12 +278,13 @@ def _doubt(best: MeasuredCell, samples: Mapping[MeasuredCell, Sequence[float]], 
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
-    """The largest cell, with the largest of the quantities that make up its `y`."""
+    """The largest cell, with the largest of the quantities that make up its `y`, those below 1 % left out."""
     parts = {part: part.of(frame) for part in map(column_of, spec.of)}
     others = frame.differing()
     for cell in _largest(frame, others, measured):
         sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
-        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
+        notable = [part for part in sizes if sizes[part] >= GATE_FRACTION * sum(sizes.values())]
+        largest = sorted(notable, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
         mostly = ", ".join(f"{part.title} {part.text(parts[part][cell])}" for part in largest)
         statement = f"{column_of(spec.y).title} is mostly {mostly}" if mostly else "the largest cell has"
         yield statement, cell, others

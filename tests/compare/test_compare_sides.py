@@ -103,6 +103,27 @@ def test_sweeps_of_few_repeats_are_told_one_command_for_those_of_all_cells(tmp_p
     assert {note for note in notes if note.startswith("repeats of")} == commands
 
 
+def test_a_single_run_of_a_sweep_with_repeats_is_told_to_compare_its_cell(tmp_path):
+    for name in ("a", "b"):
+        (make_sweep(tmp_path / name, {"small": TIMES}) / "sweep.json").write_text("{}")
+    a, b = (min((tmp_path / name / "runs").iterdir()) for name in ("a", "b"))
+    (cell,) = compared(a, b).cells
+    count = len(TIMES)
+    assert [note for note in cell.notes if "repeats" in note] == [
+        f"{side} is one of {count} repeats: give its cell, SWEEP@AXIS=VALUE, instead" for side in "AB"
+    ]
+
+
+def test_a_cell_with_a_failed_repeat_is_told_to_repeat_it(tmp_path):
+    for name in ("a", "b"):
+        home = make_sweep(tmp_path / name, {"small": TIMES[:2]})
+        (home / "sweep.json").write_text("{}")
+        sweep = {"name": name, "cell": "cell-small", "axes": {"model.size": "small"}, "repeat": 2}
+        make_run(home / "runs", sweep=sweep, run_id="cell-small-r2", config__model__size="small", outcome="error")
+    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
+    assert f"repeats of A: lmbench sweep {tmp_path}/a --repeats 3" in cell.notes
+
+
 def test_the_name_of_a_side_may_be_longer_than_that_of_a_file(tmp_path):
     a, b = make_sides(tmp_path)
     selector = f"@{','.join(['trainer.precision=bf16-mixed'] * 12)}"

@@ -296,3 +296,14 @@ def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
     section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
+
+
+def test_a_warning_of_one_run_is_not_its_worst_and_one_commit_of_code_and_lmbench_is_named_once(tmp_path):
+    guard = {"name": "trend", "status": "warn", "message": "step time drifts", "value": 0.1}
+    revision = {"commit": "c0ffee1234" * 4, "is_dirty": False}
+    code = {"environment.code.project": revision, "environment.code.lmbench": revision}
+    make_run(tmp_path / "a", {}, {"guards": [guard], **code})
+    make_run(tmp_path / "b", {}, {"guards": [], **code}, repeat=1)
+    headline = {line.label: line.text for line in section_of(tmp_path).headline}
+    assert headline["WARN"] == "1 of 2 runs: step time drifts"
+    assert headline["measured"].count("c0ffee123") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 from report_golden import make_attention
@@ -26,8 +27,7 @@ def tables_of(home, view=None):
 - [repeats, spread, forward, backward]
 - [3, 0.0, "same: flex, eager; sdpa, eager [1]", "naive, compiled"]
 - [3, 0.5, "same: flex, eager; sdpa, eager [1]", "undecided: naive, compiled; sdpa, eager [1]"]
-- [2, 0.0, "flex, eager, undecided with fewer than 3 processes",
-   "naive, compiled, undecided with fewer than 3 processes"]
+- [2, 0.0, "flex, eager [1]", "naive, compiled [1]"]
 """)
 def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_processes_undecided(
     repeats, spread, forward, backward, tmp_path
@@ -46,6 +46,21 @@ def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path
     told = [line.text for line in section_of(home, view="attention").headline if line.label == "answer"]
     words = "sdpa, eager, undecided with fewer than 3 processes"
     assert told == [f"In 1 of 1 the fastest by forward + backward is {words}."]
+
+
+def test_a_row_links_to_its_run_once(tmp_path):
+    axes = {"model.size": ["small", "large"], "trainer.compile": [False, True], "mode": ["forward", "train_step"]}
+    table, *_ = tables_of(make_sweep(tmp_path / "a", axes))
+    assert [[cell.run_id != "" for cell in row[:4]] for row in table.cells] == [[True, False, False, False]] * 8
+
+
+def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(tmp_path):
+    def change(run, repeat):
+        return {"phases.forward.mean_s": 0.1, "phases.other.mean_s": 0.0009, "phases.transfer.mean_s": 0.002}
+
+    home = make_sweep(tmp_path / "a", {"mode": ["inference"]}, fixed={"model.size": "small"}, change=change)
+    (answer,) = [line.text for line in section_of(home, view="step_times").headline if line.label == "answer"]
+    assert re.findall(r"(\w+) [\d.]+ (?:± [\d.]+ )?ms", answer.partition(":")[0]) == ["forward", "transfer"]
 
 
 @pytest.mark.parametrize(

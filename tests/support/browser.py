@@ -31,9 +31,11 @@ _LOOK = """
     const scale = text.getScreenCTM();
     return parseFloat(view.getComputedStyle(text).fontSize) * Math.hypot(scale.a, scale.b);
   });
-  const cut = [...root.querySelectorAll("svg text")].filter(text => {
+  // Vega hides a label that another one leaves no room.
+  const cut = [...root.querySelectorAll('svg text:not([opacity="0"])')].filter(text => {
     const box = text.getBoundingClientRect(), chart = text.closest("svg").getBoundingClientRect();
-    return box.left < chart.left - 1 || box.right > chart.right + 1;
+    const is_outside = box.left < chart.left - 1 || box.right > chart.right + 1 || box.bottom > chart.bottom + 1;
+    return is_outside || text.textContent.endsWith("\\u2026");
   });
   return {
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
