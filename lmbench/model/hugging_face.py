@@ -131,8 +131,12 @@ class HuggingFace(LightningModule):
                 f"this one is a {type(batch).__name__} of {len(batch)}"
             )
         tokens, targets = batch
+        outputs = self._outputs(input_ids=tokens)
         # float32, as in transformers' own loss.
-        return functional.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+        loss = functional.cross_entropy(outputs.logits.flatten(0, 1).float(), targets.flatten())
+        # With the config's output_router_logits, transformers' own loss balances the experts too.
+        balance = getattr(outputs, "aux_loss", None)
+        return loss if balance is None else loss + self.network.router_aux_loss_coef * balance
 
     validation_step = training_step
 
