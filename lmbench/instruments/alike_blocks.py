@@ -13,17 +13,15 @@ from torch.nn.parameter import is_lazy
 LEAST_BLOCKS = 6
 
 
-def alike_lists(module: nn.Module) -> list[nn.Sequential]:
-    """The outermost lists of a module whose members have parameters of the same names, shapes and types."""
-    return _outermost_lists(module, _are_alike)
+def block_lists(module: nn.Module) -> list[nn.Sequential]:
+    """The outermost lists of a module whose members are alike, or have a class of the model's own in common.
 
-
-def akin_lists(module: nn.Module) -> list[nn.Sequential]:
-    """The outermost lists of a module whose members are made of modules and have a class in common.
-
-    They may differ, as where some layers of a Transformer have experts, or a state in place of attention.
+    Some layers of a Transformer may have experts, or a state in place of attention: these layers are the blocks, though
+    the experts in each are alike. Where no list is such, the members of any class of PyTorch's are blocks.
     """
-    return _outermost_lists(module, _are_akin)
+    return _outermost_lists(
+        module, lambda blocks: _are_alike(blocks) or _are_akin(blocks, nn.Sequential)
+    ) or _outermost_lists(module, lambda blocks: _are_akin(blocks, nn.Module))
 
 
 def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:
@@ -47,13 +45,14 @@ def _are_alike(blocks: nn.Sequential) -> bool:
     return len(signatures) == 1 and bool(next(iter(signatures))[1])
 
 
-def _are_akin(blocks: nn.Sequential) -> bool:
-    common = set.intersection(*(set(type(block).__mro__) for block in blocks)) - set(nn.Module.__mro__)
+def _are_akin(blocks: nn.Sequential, beyond: type[nn.Module]) -> bool:
+    """Whether blocks are made of modules, and have a class in common that is none of the classes of `beyond`."""
+    common = set.intersection(*(set(type(block).__mro__) for block in blocks)) - set(beyond.__mro__)
     return bool(common) and all(list(block.children()) for block in blocks)
 
 
 class AlikeBlocks:
-    """The outermost lists of a module whose blocks have parameters of the same names, shapes and types.
+    """The lists of a module's blocks that have parameters of the same names, shapes and types.
 
     Args:
         module: the lists are cut now, or in `configure_model` if the module builds them there.
@@ -81,7 +80,7 @@ class AlikeBlocks:
     def _cut(self) -> None:
         if self.count is not None:
             return
-        lists = [blocks for blocks in alike_lists(self._module) if len(blocks) >= LEAST_BLOCKS]
+        lists = [blocks for blocks in block_lists(self._module) if _are_alike(blocks) and len(blocks) >= LEAST_BLOCKS]
         if len({len(blocks) for blocks in lists}) == 1:
             self.lists, self.count = lists, len(lists[0])
             for blocks in lists if self._keep_blocks is not None else []:

@@ -20,7 +20,7 @@ from torch.nn.attention import _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmbench.errors import UsageError, check_at_least
-from lmbench.instruments.alike_blocks import akin_lists, alike_lists
+from lmbench.instruments.alike_blocks import block_lists
 from lmbench.sizes import ModelShape, runs_again
 
 Kept = Literal["inputs", "attention", "matmuls", "all"]
@@ -123,7 +123,7 @@ def recompute_in_place(module: nn.Module, options: RecomputeOptions) -> ExitStac
     Raises:
         UsageError: the module has no list of blocks.
     """
-    lists, undo = alike_lists(module) or akin_lists(module), ExitStack()
+    lists, undo = block_lists(module), ExitStack()
     if not lists:
         raise UsageError(
             f"trainer.recompute needs a list of blocks of one class, and {type(module).__name__} has none; leave it out"
