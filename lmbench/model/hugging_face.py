@@ -132,10 +132,13 @@ class HuggingFace(LightningModule):
             )
         tokens, targets = batch
         outputs = self._outputs(input_ids=tokens)
-        # float32, as in transformers' own loss.
-        loss = functional.cross_entropy(outputs.logits.flatten(0, 1).float(), targets.flatten())
         # With the config's output_router_logits, transformers' own loss balances the experts too.
         balance = getattr(outputs, "aux_loss", None)
+        # float32, as in transformers' own loss.
+        logits = outputs.logits.flatten(0, 1).float()
+        # Logits of a lower precision need not be kept beside them.
+        del outputs
+        loss = functional.cross_entropy(logits, targets.flatten())
         return loss if balance is None else loss + self.network.router_aux_loss_coef * balance
 
     validation_step = training_step
