@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -264,7 +264,7 @@ def _fake_step_flops(
     # Without this a compiled module would be compiled for fake tensors.
     with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
         with FakeCopyMode(fake_mode):
-            fake = _copy_to_count(module)
+            fake = _copy_to_count(module, fake_mode)
         # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
         fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
         with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
@@ -456,19 +456,59 @@ def skip_value_checks(module: nn.Module) -> None:
             vars(part)["validate_args"] = False
 
 
-def _copy_to_count(module: nn.Module) -> nn.Module:
+def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
     """A copy that logs nothing. It shares the module's trainer and data, which may be too large to copy, or refuse."""
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader, Dataset
 
     attributes = [item for part in module.modules() for item in vars(part).items()]
-    shared = {
-        id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
+    shared: dict[int, Any] = {
+        id(value): value
+        for name, value in attributes
+        # FSDP2's state has process groups.
+        if name == "_trainer"
+        or name.startswith("__composable_api_state_key")
+        or isinstance(value, (DataLoader, Dataset, DeviceMesh))
     }
-    copied = copy.deepcopy(module, shared)
+    with ExitStack() as as_whole:
+        shared |= _unshard(module, fake_mode, as_whole)
+        copied = copy.deepcopy(module, shared)
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
     skip_value_checks(copied)
     return copied
+
+
+def _unshard(module: nn.Module, fake_mode: Any, undo: ExitStack) -> dict[int, nn.Parameter]:
+    """Let a module that FSDP2 shards be copied as a whole one, until the stack is closed.
+
+    FSDP2 gives each part a class that refuses to be copied, and hooks that gather its parameters.
+
+    Returns:
+        A whole fake parameter for the `id` of each that is sharded.
+    """
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    # A function that is compiled for a part cannot be copied.
+    if not sharded or any(inspect.isfunction(vars(part).get("forward")) for part in sharded):
+        return {}
+    for part in sharded:
+        changes: dict[str, Any] = {"__class__": type(part).__bases__[1]}
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = getattr(part, name)
+            kept = [(key, hook) for key, hook in hooks.items() if "torch.distributed.fsdp" not in hook.__module__]
+            changes[name] = type(hooks)(kept)
+        for name, value in changes.items():
+            undo.callback(setattr, part, name, getattr(part, name))
+            setattr(part, name, value)
+    with fake_mode:
+        return {
+            id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device=p.device), p.requires_grad)
+            for p in module.parameters()
+        }
 
 
 def silence_logging(module: nn.Module) -> None:

@@ -174,7 +174,8 @@ class HuggingFace(LightningModule):
         """Shape and choices, for the run's record. `config` has the settings that are not transformers' defaults."""
         text = self.config.get_text_config()
         return {
-            "name": type(self.network).__name__,
+            # FSDP2 gives what it shards a class with this prefix.
+            "name": type(self.network).__name__.removeprefix("FSDP"),
             "size": self.size,
             "vocab_size": self.vocab_size,
             **{name: getattr(text, attribute, None) for name, attribute in _DIMENSIONS.items()},
