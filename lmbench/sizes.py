@@ -395,7 +395,8 @@ class Routing:
         if name in _CHOICES:
             out = out[1] if isinstance(out, tuple) else out
             count = args[1] if name in ("topk", "multinomial") else 1
-            share = out.numel() / max(1, args[0].numel() * count)
+            # The largest of all is a number, and no choice for each token.
+            share = out.numel() / max(1, args[0].numel() * count) if out.dim() else None
         elif name in ("scatter", "scatter_"):
             share = args[2].numel() / max(1, out.numel()) if self._share(args[2]) is not None else None
         elif name in _MASKS or (name in ("gt", "ne") and args[1] == 0):
