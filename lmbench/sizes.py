@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_VOCAB_SIZE = 10_000
+#: Operators by which a router chooses experts, and those that pass on the share of elements that one expert has.
+_CHOICES = frozenset({"topk", "argmax", "max", "multinomial"})
+_MASKS = frozenset({"eq", "_to_copy", "clone", "mul", "bitwise_and", "logical_and"})
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ def _fake_step_flops(
     # Without this a compiled module would be compiled for fake tensors.
     with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
         with FakeCopyMode(fake_mode):
-            fake = _copy_to_count(module)
+            fake = _copy_to_count(module, fake_mode)
         # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
         fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
         with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
@@ -310,16 +313,21 @@ def _watch(remarks: dict[str, None], counter: Any, recomputed: list[int]) -> Abs
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    routing = Routing()
+
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             before = counter.get_total_flops()
             try:
                 out = func(*args, **(kwargs or {}))
             except (DataDependentOutputException, DynamicOutputShapeException):
-                if (out := without_values(func, args)) is None:
+                if (out := without_values(func, args, routing)) is None:
                     raise
                 if isinstance(out, float):
                     remarks["a number that the step reads taken as 1"] = None
+                elif func._schema.name != "aten::bincount":
+                    remarks["the same number of tokens for each expert"] = None
+            routing.follow(func, args, out)
             is_own = func.namespace in {"aten", "prim", "prims", "profiler"}
             if counter.get_total_flops() == before and not (is_own and not _PRODUCT.search(func.name())):
                 remarks[f"not counted: {func.name()}"] = None
@@ -330,13 +338,98 @@ def _watch(remarks: dict[str, None], counter: Any, recomputed: list[int]) -> Abs
     return Watch()  # type: ignore[no-untyped-call]
 
 
-def without_values(func: Any, args: Any) -> Any:
-    """What an operator that reads values returns on fake tensors; None where memory or FLOPs may depend on it."""
-    name = func._schema.name
-    if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
-        return 1.0
-    # The number of bins is given.
-    return args[0].new_empty(args[2]) if name == "aten::bincount" and len(args) == 3 else None
+def without_values(func: Any, args: Any, routing: Routing, keeps_all: bool = False) -> Any:
+    """What an operator that reads values returns on fake tensors; None where memory or FLOPs may depend on it.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        routing: how many elements are true in the mask of an expert.
+        keeps_all: whether all elements of other masks are taken as true.
+    """
+
+    def indices_of(mask: Any) -> Any:
+        kept = routing.count_kept(mask)
+        kept = mask.numel() if kept is None and keeps_all else kept
+        return None if kept is None else mask.new_empty((kept, mask.dim())).long()
+
+    name, tensor = func._schema.name.removeprefix("aten::"), args[0]
+    out: Any = None
+    if name == "_local_scalar_dense":
+        out = 1.0 if tensor.is_floating_point() else routing.value(tensor)
+    elif name == "bincount" and len(args) == 3:
+        # The number of bins is given.
+        out = tensor.new_empty(args[2])
+    elif name == "nonzero":
+        out = indices_of(tensor)
+    elif name == "masked_select" and (indices := indices_of(args[1])) is not None:
+        out = tensor.new_empty(len(indices) * tensor.numel() // max(1, args[1].numel()))
+    elif name == "index":
+        # Each mask, of a byte an element, is an index into as many dimensions as it has.
+        parts = [[index] if index is None or index.element_size() > 1 else indices_of(index) for index in args[1]]
+        if all(part is not None for part in parts):
+            out = func(
+                tensor, [index for part in parts for index in (part if isinstance(part, list) else part.unbind(1))]
+            )
+    return out
+
+
+class Routing:
+    """How many tokens each expert takes in steps on fake tensors, which do not tell what a router chooses.
+
+    An even share is assumed. Followed are the indices that topk, argmax, max and multinomial choose, and the masks that
+    are made of them: `chosen == expert`, one_hot, and gates that are scattered into zeros.
+    """
+
+    def __init__(self) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        #: By storage, the share of its elements that one expert has, and numbers of an expert's tokens.
+        self._shares: Any = WeakIdKeyDictionary()
+        self._counts: Any = WeakIdKeyDictionary()
+
+    def follow(self, func: Any, args: Any, out: Any) -> None:
+        """Note the result of an operator that makes or passes on what a router chose."""
+        name = func._schema.name.removeprefix("aten::")
+        share: float | None = None
+        if name in _CHOICES:
+            out = out[1] if isinstance(out, tuple) else out
+            count = args[1] if name in ("topk", "multinomial") else 1
+            # The largest of all is a number, and no choice for each token.
+            share = out.numel() / max(1, args[0].numel() * count) if out.dim() else None
+        elif name in ("scatter", "scatter_"):
+            share = args[2].numel() / max(1, out.numel()) if self._share(args[2]) is not None else None
+        elif name in _MASKS or (name in ("gt", "ne") and args[1] == 0):
+            share = self._share(args[0])
+        elif name == "bincount" and (count := self.count_kept(args[0])) is not None:
+            self._counts[out.untyped_storage()] = count
+        elif name == "any" and (before := self._share(args[0])) is not None:
+            share = min(1.0, before * args[0].numel() / max(1, out.numel()))
+        if share is not None:
+            self._shares[out.untyped_storage()] = share
+
+    def count_kept(self, mask: Any) -> int | None:
+        """The number of true elements of an expert's mask; None if no router made the mask."""
+        share = self._share(mask)
+        return None if share is None else max(1, round(share * mask.numel()))
+
+    def value(self, tensor: Any) -> int | None:
+        """A number of an expert's tokens, or whether it has any; None for other numbers, which may be lengths."""
+        has_any = tensor.element_size() == 1 and self._share(tensor) is not None
+        return True if has_any else self._counts.get(tensor.untyped_storage())
+
+    def is_routed(self, value: Any) -> bool:
+        """Whether a value, if it is a tensor, is made from what a router chose."""
+        return self._share(value) is not None or self._of_storage(self._counts, value) is not None
+
+    def _share(self, tensor: Any) -> float | None:
+        share: float | None = self._of_storage(self._shares, tensor)
+        return share
+
+    @staticmethod
+    def _of_storage(known: Any, tensor: Any) -> Any:
+        # A sparse tensor has no storage.
+        return known.get(tensor.untyped_storage()) if str(getattr(tensor, "layout", None)) == "torch.strided" else None
 
 
 @cache
@@ -364,19 +457,59 @@ def skip_value_checks(module: nn.Module) -> None:
             vars(part)["validate_args"] = False
 
 
-def _copy_to_count(module: nn.Module) -> nn.Module:
+def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
     """A copy that logs nothing. It shares the module's trainer and data, which may be too large to copy, or refuse."""
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader, Dataset
 
     attributes = [item for part in module.modules() for item in vars(part).items()]
-    shared = {
-        id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
+    shared: dict[int, Any] = {
+        id(value): value
+        for name, value in attributes
+        # FSDP2's state has process groups.
+        if name == "_trainer"
+        or name.startswith("__composable_api_state_key")
+        or isinstance(value, (DataLoader, Dataset, DeviceMesh))
     }
-    copied = copy.deepcopy(module, shared)
+    with ExitStack() as as_whole:
+        shared |= _unshard(module, fake_mode, as_whole)
+        copied = copy.deepcopy(module, shared)
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
     skip_value_checks(copied)
     return copied
+
+
+def _unshard(module: nn.Module, fake_mode: Any, undo: ExitStack) -> dict[int, nn.Parameter]:
+    """Let a module that FSDP2 shards be copied as a whole one, until the stack is closed.
+
+    FSDP2 gives each part a class that refuses to be copied, and hooks that gather its parameters.
+
+    Returns:
+        A whole fake parameter for the `id` of each that is sharded.
+    """
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    # A function that is compiled for a part cannot be copied.
+    if not sharded or any(inspect.isfunction(vars(part).get("forward")) for part in sharded):
+        return {}
+    for part in sharded:
+        changes: dict[str, Any] = {"__class__": type(part).__bases__[1]}
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = getattr(part, name)
+            kept = [(key, hook) for key, hook in hooks.items() if "torch.distributed.fsdp" not in hook.__module__]
+            changes[name] = type(hooks)(kept)
+        for name, value in changes.items():
+            undo.callback(setattr, part, name, getattr(part, name))
+            setattr(part, name, value)
+    with fake_mode:
+        return {
+            id(p): nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device=p.device), p.requires_grad)
+            for p in module.parameters()
+        }
 
 
 def silence_logging(module: nn.Module) -> None:

@@ -214,3 +214,48 @@ def test_the_backward_counts_what_it_multiplies_and_products_without_a_formula_a
     assert (count.per_token_flops, count.backward_per_token_flops) == (3 * product, 3 * product)
     assert count.recomputed_per_token_flops == product
     assert "not counted: aten::mv" in count.source
+
+
+class Experts(nn.Module):
+    """A token takes `chosen` of the experts; `dispatch` names the way to find the tokens of each."""
+
+    def __init__(self, dispatch, chosen):
+        super().__init__()
+        self.dispatch, self.chosen = getattr(self, dispatch), chosen
+        self.router = nn.Linear(16, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(8))
+
+    def forward(self, x):
+        weights, chosen = torch.topk(self.router(x).softmax(-1), self.chosen)
+        out = torch.zeros_like(x)
+        for expert, tokens in zip(self.experts, self.dispatch(weights, chosen), strict=True):
+            out = out.index_add(0, tokens, expert(x[tokens]))
+        return out.sum()
+
+    def where(self, weights, chosen):
+        return [torch.where(chosen == expert)[0] for expert in range(8)]
+
+    def one_hot(self, weights, chosen):
+        return [torch.where(mask)[1] for mask in nn.functional.one_hot(chosen, 8).permute(2, 1, 0)]
+
+    def mask(self, weights, chosen):
+        masks = [(chosen == expert).any(-1) for expert in range(8)]
+        return [torch.arange(len(mask))[mask] if mask.any() else mask.nonzero()[:, 0] for mask in masks]
+
+    def gates(self, weights, chosen):
+        gates = torch.zeros(len(chosen), 8).scatter(1, chosen, weights)
+        return [(gates[:, expert] > 0).nonzero()[:, 0] for expert in range(8)]
+
+    def sort(self, weights, chosen):
+        counts = torch.bincount(chosen.flatten(), minlength=8).tolist()
+        return (chosen.flatten().argsort() // self.chosen).split(counts)
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+@pytest.mark.parametrize("dispatch", ["where", "one_hot", "mask", "gates", "sort"])
+def test_a_token_counts_the_experts_that_a_loop_gives_it_to(dispatch, chosen):
+    module = Experts(dispatch, chosen)
+    count = counter_flops(module, torch.ones(64, 16), 64, "forward", has_backward=True)
+    assert count.per_token_flops == 2 * 16 * 8 + chosen * 2 * 16 * 16
+    assert count.source.endswith("; the same number of tokens for each expert")
+    assert module(torch.rand(64, 16)).isfinite()

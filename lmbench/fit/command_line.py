@@ -308,6 +308,10 @@ def _wrong_value(name: str, value: str, text: str) -> UsageError:
     if nested := re.search(r"NestedArg\(key='(\w+)'", value):
         return UsageError(_NAME_FIRST.format(name, nested[1]))
     if path := re.search(r"Expected a dot import path string: (\w+)", text):
+        if path[1] in ("true", "false"):
+            return UsageError(
+                f"{name} is {path[1]}; give its options, as --{name}.OPTION (`lmbench fit --{name}.help` lists them)"
+            )
         hint = suggest(path[1], (*callbacks.__all__, *loggers.__all__, *strategies.__all__))
         own = f"name your own with its module, as in my_file.{path[1]}"
         return UsageError(f"{name}: there is no class {path[1]!r}; {own}{hint}")

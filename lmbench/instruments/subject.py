@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -30,7 +31,9 @@ Facts = TypeVar("Facts", Model, Data)
 
 
 def path_of(cls: type) -> str:
-    """The dotted path of a class."""
+    """The dotted path of a class; of one that FSDP2 made, the path of the class that it shards."""
+    if issubclass(cls, FSDPModule):
+        cls = cls.__bases__[1]
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -31,7 +31,7 @@ from lmbench.autocast import FLOAT32, list_of, registered
 from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.allocator import Allocation, Stretch
 from lmbench.memory.blocks import Category
-from lmbench.sizes import attention_flops, without_values
+from lmbench.sizes import Routing, attention_flops, without_values
 
 _HALVES = (torch.bfloat16, torch.float16)
 #: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.
@@ -272,6 +272,7 @@ class Tracker(TorchDispatchMode):
         self._seen: Any = WeakIdKeyDictionary()
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
+        self._routing = Routing()
 
     def enter(self, phase: str, region: str = "") -> None:
         """Begin a phase, or a region of it."""
@@ -378,6 +379,7 @@ class Tracker(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             if (out := self._assume(func, args)) is None:
                 raise
+        self._routing.follow(func, args, out)
         if self._is_paused:
             return out
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
@@ -395,31 +397,22 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _assume(self, func: Any, args: Any) -> Any:
-        """The result of an operator that needs values: ones, and masks that keep everything; None where none is safe.
+        """The result of an operator that needs values: ones, even shares for experts, other masks that keep everything.
 
-        A whole number may be a length, on which memory depends.
+        None where none is safe: a whole number may be a length, on which memory depends.
         """
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
-        out = without_values(func, args)
-        if isinstance(out, float):
+        out = without_values(func, args, self._routing, keeps_all=True)
+        if out is not None and any(map(self._routing.is_routed, tree_leaves(args))):
+            self._tell("the same number of tokens for each expert")
+        elif isinstance(out, float):
             self._tell("its number taken as 1")
         elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
             made_by = self.note(tensor).made_by
             is_asserted = (self._reader()[1].line or "").startswith("assert ") and ".any." not in made_by
             out = is_asserted or made_by.startswith(_TRUE)
             self._tell(f"its tensor taken as {str(out).lower()}")
-        elif name == "nonzero":
-            out = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
-            self._tell("a mask that keeps everything")
-        elif name == "index":
-            # Each mask is an index into as many dimensions as it has.
-            indices = list[torch.Tensor | None]()
-            for index in args[1]:
-                is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-                indices += self._assume(torch.ops.aten.nonzero.default, (index,)).unbind(1) if is_mask else [index]
-            out = torch.ops.aten.index.Tensor(tensor, indices)
-        elif name == "masked_select":
-            out = tensor.new_empty(tensor.numel())
+        elif out is not None and name != "bincount":
             self._tell("a mask that keeps everything")
         return out
 

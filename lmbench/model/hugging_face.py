@@ -131,8 +131,15 @@ class HuggingFace(LightningModule):
                 f"this one is a {type(batch).__name__} of {len(batch)}"
             )
         tokens, targets = batch
+        outputs = self._outputs(input_ids=tokens)
+        # With the config's output_router_logits, transformers' own loss balances the experts too.
+        balance = getattr(outputs, "aux_loss", None)
         # float32, as in transformers' own loss.
-        return functional.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
+        logits = outputs.logits.flatten(0, 1).float()
+        # Logits of a lower precision need not be kept beside them.
+        del outputs
+        loss = functional.cross_entropy(logits, targets.flatten())
+        return loss if balance is None else loss + self.network.router_aux_loss_coef * balance
 
     validation_step = training_step
 
@@ -167,7 +174,8 @@ class HuggingFace(LightningModule):
         """Shape and choices, for the run's record. `config` has the settings that are not transformers' defaults."""
         text = self.config.get_text_config()
         return {
-            "name": type(self.network).__name__,
+            # FSDP2 gives what it shards a class with this prefix.
+            "name": type(self.network).__name__.removeprefix("FSDP"),
             "size": self.size,
             "vocab_size": self.vocab_size,
             **{name: getattr(text, attribute, None) for name, attribute in _DIMENSIONS.items()},

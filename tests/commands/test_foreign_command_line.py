@@ -194,6 +194,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --trainer.callbacks LearningRateMonitor | 2 | Cannot use `LearningRateMonitor`
 {OWN} --trainer.callbacks '[3]' | 2 | callbacks: Not a valid subclass of Callback
 {OWN} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
+{OWN} --trainer.recompute true | 2 | recompute is true; give its options, as --trainer.recompute.OPTION
 {OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
 {OWN} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | run: 2.*limit_train_batches: 3
 {OWN} --ckpt_path none.ckpt | 2 | none.ckpt

@@ -16,7 +16,7 @@ import torch
 import warm_server
 from fit_process import start_fit
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
-from tables import cases, flat
+from tables import cases, flat, stored
 from uneven import Uneven
 
 import lmbench
@@ -137,6 +137,28 @@ def test_in_fp8_shards_train_as_whole_layers_do():
         assert (code, runs[name].record.model.fp8.converted_count) == (0, 14)
     losses, expected = ([step.loss for step in run.steps[:8]] for run in runs.values())
     assert losses == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("words", [[], ["--trainer.recompute.keep=inputs"]], ids=str)
+def test_a_module_in_shards_has_the_name_and_the_flops_of_the_whole_one(words, tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "mixtral.json"
+    path.write_text(json.dumps(stored("hugging_face")["mixtral"]))
+    models = []
+    for name in ("ddp", "fsdp2"):
+        own = ["--model=lmbench.HuggingFace", f"--model.config={path}", "--data.context_length=16"]
+        code, run = fit(*own, *words, *WITHOUT_PROBES, f"--trainer.strategy={name}", f"--measure.run_id={name}")
+        flops = run.record.flops
+        models.append((run.record.model.name, flops.per_token_flops, flops.recomputed_per_token_flops))
+        assert code == 0
+    assert models[0] == models[1]
+    assert models[0][0] == "MixtralForCausalLM"
+    assert models[0][1]
+
+
+def test_a_users_class_in_shards_keeps_its_path():
+    code, run = fit("--model=uneven.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
+    assert (code, run.record.model.name) == (0, "uneven.Uneven")
 
 
 def test_a_rank_may_have_no_row_of_a_parameter():

@@ -107,6 +107,25 @@ def test_blocks_of_several_shapes_run_again_and_not_their_experts_alone():
     assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
 
 
+class ExpertsBlock(Block):
+    def __init__(self, is_tuple):
+        super().__init__(is_tuple)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+    def forward(self, x, scale):
+        return super().forward(x + sum(expert(x) for expert in self.experts), scale)
+
+
+def test_layers_are_the_blocks_where_only_some_have_experts():
+    net = Net()
+    net.blocks = nn.ModuleList([*net.blocks[:1], *(ExpertsBlock(False) for _ in range(5))])
+    expected, saved_bytes, _ = gradients(net, None)
+    found, recomputed_bytes, runs = gradients(net, RecomputeOptions())
+    assert runs == [2] * 6
+    assert recomputed_bytes < saved_bytes
+    assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
+
+
 def test_tensors_on_the_host_come_back_and_parameters_stay(monkeypatch):
     moved = []
 

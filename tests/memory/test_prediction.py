@@ -221,6 +221,14 @@ def test_a_step_that_logs_or_reads_values_is_predicted(extra, assumed):
     assert [line.endswith(f": {assumed}") for line in forecast.assumed] == [True] * bool(assumed)
 
 
+def test_each_expert_of_a_loop_holds_its_share_of_the_tokens():
+    forecasts = [predict(f"--model=hand_module.{name}") for name in ("TwoLayers", "Experts")]
+    without, looped = (peak_of(forecast, "forward").activations for forecast in forecasts)
+    # The backward needs the rows of eight tokens once more, and their indices in blocks of 512 bytes.
+    assert 8 * 4096 <= looped - without <= 8 * 4096 + 4 * 1024
+    assert [line.partition(": ")[2] for line in forecasts[1].assumed] == ["the same number of tokens for each expert"]
+
+
 @pytest.mark.parametrize("save", ["torch.save(self.state_dict(), {!r})", "self.trainer.save_checkpoint({!r})"])
 def test_a_prediction_leaves_the_checkpoints_that_a_step_writes(save, tmp_path):
     weights = tmp_path / "weights.pt"

@@ -58,6 +58,19 @@ def test_a_token_counts_the_experts_that_it_takes_in_fp32_too():
     assert record.flops.per_token_flops == 3 * (2 * (attention + router + 2 * expert) + 2 * 32 * 100)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_the_loss_that_balances_experts_is_part_of_the_loss_for_tokens_and_targets(name):
+    """As in transformers' own loss for the same tokens."""
+    tokens, targets = torch.randint(100, (2, 2, 8))
+    losses = []
+    for batch in ((tokens, targets), {"input_ids": tokens, "shift_labels": targets}):
+        torch.manual_seed(0)
+        settings = {**KNOWN["mixtral"], "output_router_logits": True, "router_aux_loss_coef": 0.5}
+        module = lmbench.HuggingFace(config={**settings, "model_type": name})
+        losses.append(measure_here(module, batch).record.loss.first)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
 def test_attention_goes_by_the_names_of_both_and_does_not_change_the_loss():
     losses = []
     names = ("sdpa", "eager", "naive", "sdpa_math")

@@ -40,6 +40,15 @@ class TwoLayers(LightningModule):
         return DataLoader([torch.zeros(1024)] * 32, 8)
 
 
+class Experts(TwoLayers):
+    """The second layer stands for four experts, of which each row of the batch chooses one."""
+
+    def training_step(self, batch, batch_idx):
+        out = self.first(batch).relu()
+        chosen = batch[:, :4].argmax(-1)
+        return self.second(out).sum() + sum(self.second(out[chosen == expert]).sum() for expert in range(4))
+
+
 class Masked(TwoLayers):
     """A Llama whose queries share keys and values; its batches have no mask, one of ones, or one with padding."""
 
