@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from lmbench.flop_counter import counter_flops
 from lmbench.instruments.subject import count_flops
 from lmbench.model.transformer import Transformer
 from lmbench.records.run import Flops
-from lmbench.sizes import SIZES, FlopCount, ModelShape, attention_flops, counter_flops, forward_flops
+from lmbench.sizes import SIZES, FlopCount, ModelShape, attention_flops, forward_flops
 
 SHAPES = [
     (SIZES["tiny"], 16, 2),

@@ -47,6 +47,7 @@ from lmbench.fit.mixed_precision import Fp8Tokens
 from lmbench.fit.planning import make_plan
 from lmbench.fit.strategies import STRATEGIES
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
+from lmbench.flop_counter import group_every_dtype, skip_value_checks
 from lmbench.instruments import recomputing
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions
@@ -58,7 +59,6 @@ from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.report.facts import strategy_text
-from lmbench.sizes import group_every_dtype, skip_value_checks
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.

@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from lmbench.errors import UsageError
+from lmbench.flop_counter import UncountableError, counter_flops
 from lmbench.precision import PRECISIONS, dtype_name, find_precision, peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
 from lmbench.records.vocabulary import recompute_words
-from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multiplier
+from lmbench.sizes import FlopCount, mode_multiplier
 
 #: The label that PyTorch's cross-entropy ignores.
 IGNORED = -100

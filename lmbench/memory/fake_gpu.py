@@ -29,9 +29,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
 from lmbench.code_owners import Owner, code_owner
+from lmbench.flop_counter import Routing, without_values
 from lmbench.memory.allocator import Allocation, Stretch
 from lmbench.memory.blocks import Category
-from lmbench.sizes import Routing, attention_flops, without_values
+from lmbench.sizes import attention_flops
 
 _HALVES = (torch.bfloat16, torch.float16)
 #: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.

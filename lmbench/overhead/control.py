@@ -35,13 +35,13 @@ from lmbench.fit.model_parallel import ModelParallel
 from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
 from lmbench.fit.run import report_failure
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.flop_counter import silence_logging
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.input_pipeline import endless
 from lmbench.instruments.turns import TurnTaking
 from lmbench.instruments.window import Schedule, quiet_collector
 from lmbench.overhead import ArmWindow
 from lmbench.precision import PRECISIONS, Precision
-from lmbench.sizes import silence_logging
 
 
 class ControlWindow(Callback):
