@@ -263,9 +263,10 @@ class Routing:
         return share
 
     @staticmethod
-    def _of_storage(known: Any, tensor: Any) -> Any:
+    def _of_storage(known: Any, value: Any) -> Any:
         # A sparse tensor has no storage.
-        return known.get(tensor.untyped_storage()) if str(getattr(tensor, "layout", None)) == "torch.strided" else None
+        has_storage = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        return known.get(value.untyped_storage()) if has_storage else None
 
 
 @cache
@@ -311,6 +312,11 @@ def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
     return copied
 
 
+def unsharded(cls: type) -> type:
+    """The class that FSDP2 shards, of the class that it makes of it; any other class itself."""
+    return cls.__bases__[1] if issubclass(cls, FSDPModule) else cls
+
+
 def _unshard(module: nn.Module, fake_mode: Any, undo: ExitStack) -> dict[int, nn.Parameter]:
     """Let a module that FSDP2 shards be copied as a whole one, until the stack is closed.
 
@@ -324,7 +330,7 @@ def _unshard(module: nn.Module, fake_mode: Any, undo: ExitStack) -> dict[int, nn
     if not sharded or any(inspect.isfunction(vars(part).get("forward")) for part in sharded):
         return {}
     for part in sharded:
-        changes: dict[str, Any] = {"__class__": type(part).__bases__[1]}
+        changes: dict[str, Any] = {"__class__": unsharded(type(part))}
         for name in ("_forward_pre_hooks", "_forward_hooks"):
             hooks = getattr(part, name)
             kept = [(key, hook) for key, hook in hooks.items() if "torch.distributed.fsdp" not in hook.__module__]

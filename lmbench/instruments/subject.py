@@ -13,13 +13,12 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from lmbench.errors import UsageError
-from lmbench.flop_counter import UncountableError, counter_flops
+from lmbench.flop_counter import UncountableError, counter_flops, unsharded
 from lmbench.precision import PRECISIONS, dtype_name, find_precision, peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
 from lmbench.records.vocabulary import recompute_words
@@ -33,8 +32,7 @@ Facts = TypeVar("Facts", Model, Data)
 
 def path_of(cls: type) -> str:
     """The dotted path of a class; of one that FSDP2 made, the path of the class that it shards."""
-    if issubclass(cls, FSDPModule):
-        cls = cls.__bases__[1]
+    cls = unsharded(cls)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

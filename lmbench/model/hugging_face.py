@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmbench.errors import UsageError, check_divides
+from lmbench.flop_counter import unsharded
 from lmbench.model.attention import ATTENTION
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.records.vocabulary import Values
@@ -174,8 +175,7 @@ class HuggingFace(LightningModule):
         """Shape and choices, for the run's record. `config` has the settings that are not transformers' defaults."""
         text = self.config.get_text_config()
         return {
-            # FSDP2 gives what it shards a class with this prefix.
-            "name": type(self.network).__name__.removeprefix("FSDP"),
+            "name": unsharded(type(self.network)).__name__,
             "size": self.size,
             "vocab_size": self.vocab_size,
             **{name: getattr(text, attribute, None) for name, attribute in _DIMENSIONS.items()},
