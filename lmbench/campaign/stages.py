@@ -26,7 +26,7 @@ from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import Job, make_plan
 
 #: The largest fraction of the budget that a single run may take.
-_MOST_OF_ONE = 0.25
+MOST_OF_ONE = 0.25
 _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 #: The stage of the configuration as it was given.
@@ -145,6 +145,6 @@ class Stages:
             usual_s = statistics.fmean(self.costs_s(path.name) or costs_s or [0.0])
             rest_s = self.budget_s - sum(costs_s)
             is_late = rest_s - usual_s < (1 - until) * self.budget_s
-            return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
+            return 0.0 if is_late else min(rest_s, MOST_OF_ONE * self.budget_s)
 
         return Pace(left_s=left_s, cache=self.cache)

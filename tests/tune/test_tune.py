@@ -170,6 +170,28 @@ def test_a_proof_starts_with_compiled_code_that_is_kept(tmp_path, monkeypatch):
     assert lines == [["as given: too slow to start: a proof takes 13 min; a larger --budget has time for it"], []]
 
 
+def test_a_proof_has_the_time_that_the_search_has_left(tmp_path, monkeypatch):
+    """On an H200 a network that was compiled as a whole in 185 of 192 s left 236 of 900 s for its proof of 321 s."""
+    monkeypatch.setattr("lmbench.campaign.tuning._ROUNDS", 3)
+    tuner = Tuner(tmp_path, {}, 900.0, None, goal=goal_of("tokens_per_s"))
+    whole = tmp_path / "search-compile_whole-fbc/runs/fit"
+    make_run(whole, {}, {"sweep.cost.total_s": 192.2, "compile.first_step_s": 185.0})
+    candidate = Candidate(Trial(), runs=[load_run(whole)])
+    assert [*tuner.refuse_unprovable([candidate])] == []
+    make_run(tmp_path / "given-19b/runs/fit", {}, {"sweep.cost.total_s": 472.0})
+    (line,) = tuner.refuse_unprovable([candidate])
+    assert "too slow to start: a proof takes 5.3 min" in line
+
+
+def test_a_network_is_compiled_whole_only_where_that_leaves_the_time_of_the_proof(tune, monkeypatch):
+    # As much as the search has in all.
+    monkeypatch.setattr("lmbench.campaign.tuning.MOST_OF_ONE", 0.55)
+    space = "only: true\naxes: {compile_whole: [{trainer.compile: true}]}\n"
+    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=whole")
+    assert (code, [*Path("results/whole").glob("search-compile_whole-*")]) == (0, []), err
+    assert "compile_whole: compiling it may take 2.2 min; a larger --budget has time for it" in str(answer["headline"])
+
+
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
     words, folder = ("given.yaml", *WORDS, "--name=copy"), Path("results/copy")
     shutil.copytree(TUNED, folder)
