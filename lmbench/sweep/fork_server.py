@@ -145,8 +145,8 @@ def serve(sweep: Connection, tie: int) -> list[str]:
             names = set(os.read(heard, 1 << 16).decode(errors="replace").split()) - set(sys.modules) - refused
             if names and _leaves_gpu(names):
                 import_modules(names)
-            # What takes the GPU away would in each run take as long to try as to import: torchao 0.18, which transformers
-            # imports where it is installed, asks the GPU for its properties. Alone, transformers leaves the GPU.
+            # What takes the GPU away would in each run take as long to try as to import. On an H200 torchao 0.18 does,
+            # which transformers imports where it is installed: it asks for the GPU's properties.
             refused |= names - set(sys.modules)
         for (words, variables, log, _), pipe in zip(request, pipes, strict=True):
             pid = os.fork()
