@@ -113,6 +113,8 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
 - [{wall: 1.31, step_s: 1.0e-4}, window_identity fail]
 - [{wall: 1.02, step_s: 0.01}, window_identity fail]
 - [{wall: 1.02, step_s: 0.01, device_state.other_process_count: 4}, window_identity pass]
+- [{wall: 1.06, step_s: 0.01, device_state.other_process_count: 5}, window_identity pass]
+- [{wall: 1.06, step_s: 0.01, device_state.other_process_count: 1}, window_identity fail]
 - [{wall: 1.005, step_s: 0.01, window.turn_steps_s: [0.01, 0.01]}, window_identity pass]
 - [{wall: 1.02, step_s: 0.01, device_type: cpu}, window_identity pass]
 - [{wall: 1.04, step_s: 0.01, device_type: cpu}, window_identity fail]
