@@ -29,9 +29,9 @@ from lmbench.records.vocabulary import BACKWARD_MODES, WAIT_POLICY, Values
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
 #: ends took 20 to 107 us in 496 windows of 7 ms to 15 s (H200, torch 2.11), and up to 0.47 ms in windows of less than
 #: 0.5 s on a slower host, a virtual machine. Where other processes share the device they take whole time slices: 0.5 ms
-#: on a GPU with four others, 13.5 ms on one with five, and on Linux 3 ms, of which one at an end of a window took 2.3
-#: ms, and 12 ms at a load of 7 a core. So the time is that for a load of 1 a core or two other processes on the GPU, and
-#: grows with both. Each part of a window that takes turns has ends of its own: 1.2 ms in eight parts.
+#: on a GPU with four others, 13.5 ms on one with five, and on Linux 3 ms, of which one at an end of a window took
+#: 2.3 ms, and 12 ms at a load of 7 a core. So the time is that for two other processes on the GPU, or for a load of 1 a
+#: core, and grows with both. Each part of a window that takes turns has ends of its own: 1.2 ms in eight parts.
 IDENTITY_LIMITS = {"own": (0.001, 600e-6), "shared": (0.005, 6e-3)}
 #: Ranks plan the number of the window's steps from the pace of the warm-up, and a window of them may be shorter by this
 #: share: 2.99 s of 3 s on two H200s whose pace still rose.
