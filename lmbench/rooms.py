@@ -39,7 +39,7 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
         evidence: field of a run's record that is set if the run was of this pass, or the field and its value
             (`clock=sync`); empty where no field shows it.
         recording: field of the record with the name of the file that the run leaves in its folder.
-        command: lmbench's command that shows the recording; empty where there is none.
+        command: lmbench's command that shows the recording; empty where there is none. A package brings no command.
         reader: function that completes the record from the recording. It takes the run's folder and returns the value
             of the record's `field`, and guards.
         field: field of the record that the reader fills, of an installed package `rooms.NAME`.
@@ -152,7 +152,7 @@ def _installed() -> Iterator[Room]:
     """The rooms of installed packages.
 
     Raises:
-        UsageError: one cannot be loaded, is no Room, or has the name of another.
+        UsageError: one cannot be loaded, is no Room, has a command, or has the name of another.
     """
     names = {room.name for room in _OWN}
     for entry in sorted(entry_points(group=GROUP)):
@@ -164,6 +164,8 @@ def _installed() -> Iterator[Room]:
             raise UsageError(f"{origin} cannot be loaded ({reason}); repair or uninstall the package") from error
         if not isinstance(room, Room):
             raise UsageError(f"{origin} is {type(room).__name__}; it must be a lmbench.rooms.Room")
+        if room.command:
+            raise UsageError(f"{origin} has the command {room.command!r}; commands are lmbench's own: leave it out")
         if room.name in names:
             raise UsageError(f"{origin} is called {room.name!r} as another one; rename or uninstall it")
         names.add(room.name)

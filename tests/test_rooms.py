@@ -115,6 +115,7 @@ def test_a_room_that_names_what_is_not_there_is_one_line(change, words, message,
 - [module, message]
 - ["raise ImportError('half of it\\nis gone')", "cannot be loaded (ImportError: half of it is gone)"]
 - [ROOM = 3, is int; it must be a lmbench.rooms.Room]
+- ["from lmbench.rooms import Room; ROOM = Room('spread', command='dtypes')", "has the command 'dtypes'; commands are"]
 - ["from lmbench.rooms import Room\nROOM = Room('memory')", is called 'memory' as another one]
 """)
 def test_a_room_that_cannot_be_used_is_one_line(module, message, tmp_path):
