@@ -7,7 +7,8 @@ import shutil
 import statistics
 
 import pytest
-from runs import ended, make_run, make_sweep, rows_of, section_of
+from runs import ended, make_run, make_sweep, rows_of, section_of, table_of
+from tables import cases, texts_of
 
 from lmbench.catalogue import make_catalogue
 from lmbench.report.results import report_on, rows_table
@@ -43,20 +44,18 @@ def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_c
     assert sections[0].charts() == []
 
 
-@pytest.mark.parametrize(
-    ("columns", "padding", "text"),
-    [
-        (["step_s", "tokens_per_s"], 0.388, "; tokens/s counts padding, 0.5 % to 38.8 % of the tokens"),
-        (["step_s", "tokens_per_s"], 0.006, "processes"),
-        (["step_s"], 0.388, "processes"),
-    ],
-)
+@cases("""
+- [columns, padding, text]
+- [[step_s, tokens_per_s], 0.388, "; tokens/s counts padding, 0.5 % to 38.8 % of the tokens"]
+- [[step_s, tokens_per_s], 0.006, processes]
+- [[step_s], 0.388, processes]
+""")
 def test_a_table_with_throughput_says_how_much_of_it_is_padding(columns, padding, text, tmp_path):
     def change(run, _):
         return {"data.padding_fraction": {4: 0.005, 8: padding}[run["config"]["data"]["batch_size"]]}
 
-    view = {"title": "T", "tables": [{"title": "T", "columns": columns}]}
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    axes = {"data.batch_size": [4, 8]}
+    home = make_sweep(tmp_path / "s", axes, view=table_of(*columns), repeats=3, change=change)
     assert section_of(home).tables[0].caption.removesuffix(" (data.padding_fraction)").endswith(text)
 
 
@@ -65,8 +64,7 @@ def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(tmp_path):
         flops = {"flops.per_token_flops": 1200, "flops.multiplier": 3}
         return flops | {"model.head_dim": 16, "phases.forward.mean_s": [0.001, 0.003][repeat]}
 
-    view = {"title": "T", "tables": [{"title": "T", "columns": ["forward_s", "forward_flops_per_s"]}]}
-    axes = {"data.batch_size": [4]}
+    view, axes = table_of("forward_s", "forward_flops_per_s"), {"data.batch_size": [4]}
     (row,) = rows_of(make_sweep(tmp_path / "s", axes, view=view, repeats=2, change=change))
     assert row["forward_s"] == pytest.approx(0.002)
     tokens = 4 * row["context"]
@@ -93,7 +91,7 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
         host = {"environment.host.hostname": f"node_{repeat}"} if is_baseline else {}
         return host | ({} if is_baseline or repeat == 0 else {"outcome": "interrupted"})
 
-    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s", "speedup"]}], "baseline": {"batch": 4}}
+    view = table_of("step_s", "speedup", baseline={"batch": 4})
     home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
     (table,) = section_of(home).tables
     assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
@@ -116,8 +114,7 @@ def test_runs_of_one_process_are_one_sample(tmp_path):
 def test_sizes_of_several_widths_are_in_one_chart_unless_a_size_has_several_shapes(tmp_path):
     shapes = [(64, 2), (128, 4), (128, 8)]
     cells = [{"model.d_model": width, "model.num_layers": 2, "model.num_heads": heads} for width, heads in shapes]
-    charts = {"kind": "bars", "title": "Step time", "x": "size"}
-    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s"]}], "charts": [charts]}
+    view = table_of("step_s", charts=[{"kind": "bars", "title": "Step time", "x": "size"}])
     titles = [
         [chart.title for chart in section_of(make_sweep(tmp_path / str(count), cells[:count], view=view)).charts()]
         for count in (2, 3)
@@ -204,11 +201,7 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
         rate = {1: 100, 2: 199, 4: 300}[ranks] * (1 + 0.01 * repeat)
         return {"world_size": ranks, "throughput.tokens_per_s": rate}
 
-    view = {
-        "title": "T",
-        "tables": [{"title": "T", "columns": ["scaling_efficiency_fraction"]}],
-        "baseline": {"ranks": 1},
-    }
+    view = table_of("scaling_efficiency_fraction", baseline={"ranks": 1})
     home = make_sweep(tmp_path / "s", {"trainer.devices": [1, 2, 4, "auto"]}, view=view, repeats=3, change=change)
     *figures, died = (row[-1] for row in section_of(home).tables[0].cells)
     assert died.text == "timeout (setup)"
@@ -265,7 +258,7 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
         change=lambda run, repeat: {STEP: steps[run["compile"]["is_enabled"]][repeat], "throughput": {}},
     )  # fmt: skip
     section = section_of(home)
-    answers = [line.text for line in section.headline if line.label == "answer"]
+    answers = texts_of(section.headline)
     assert [text for text in answers if "0.97x" in text and ("(undecided: may be chance" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
@@ -292,8 +285,7 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(tmp_p
 
 
 def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
-    view = {"title": "Later", "tables": [{"title": "T", "columns": ["later"]}]}
-    section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view))
+    section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=table_of("later")))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
 

@@ -171,6 +171,11 @@ def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=
     return home
 
 
+def table_of(*columns, **view):
+    """A view of one table with these columns."""
+    return {"title": "T", "tables": [{"title": "T", "columns": columns}], **view}
+
+
 def section_of(*folders, **options):
     """The first section of what `lmbench report` works out of results; options are those of `report_on`."""
     return report_on(folders, make_catalogue(), **options).sections[0]
