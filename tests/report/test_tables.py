@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 
 import pytest
 from report_golden import make_attention
 from runs import make_sweep, section_of, table_of, table_rows
-from tables import cases, stored, texts_of
+from tables import cases, csv_of, stored, texts_of
 
 from lmbench.catalogue import make_catalogue
 from lmbench.reference import FOLDER
@@ -115,7 +114,7 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, prin
 
 @pytest.mark.parametrize("page", ["h200_flagship", "h200_precision"])
 def test_a_cards_name_stands_for_all_of_its_pages(page):
-    row = next(csv.DictReader((FOLDER / f"{page}.csv").read_text().splitlines()))
+    row, *_ = csv_of((FOLDER / f"{page}.csv").read_text())
     cell = MeasuredCell([], {name: row[name] for name in FACT if row.get(name)})
     _, theirs = make_catalogue("h200").columns_of(TableSpec("T", ("step_s",)))
     assert theirs.of(Frame([cell]))[cell].value == float(row["step_s"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 import yaml
 from paths import DATA
@@ -30,6 +32,11 @@ def stored(name):
 def texts_of(lines, label="answer"):
     """The texts of an answer's lines with a label, by default of the sentences that answer a view's question."""
     return [line.text for line in lines if line.label == label]
+
+
+def csv_of(text):
+    """The rows of a CSV text."""
+    return list(csv.DictReader(text.splitlines()))
 
 
 def flat(text):
