@@ -40,7 +40,12 @@ def test_the_exit_code_is_the_verdicts(tmp_path, run_compare, changes, gate, cod
     assert (exit_code, out.startswith(f"verdict {verdict}")) == (code, True)
 
 
-@pytest.mark.parametrize(("outcome", "code"), [("error", 12), ("oom", 12), ("interrupted", 11)])
+@cases("""
+- [outcome, code]
+- [error, 12]
+- [oom, 12]
+- [interrupted, 11]
+""")
 def test_sides_whose_runs_all_failed_are_invalid_and_those_that_were_stopped_undecided(
     tmp_path, run_compare, outcome, code
 ):
