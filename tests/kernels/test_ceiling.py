@@ -84,7 +84,7 @@ H200 = {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}}
 FULL = {
     "flops": {"per_token_flops": 260726784, "causal_per_token_flops": 251289600, "multiplier": 1, "reason": None},
     "window": {"tokens": 4096, "steps": 2},
-    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
+    "environment": H200,
     "world_size": 1,
 }
 
@@ -196,7 +196,7 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
 
 BOUND = {
     "flops": {"per_token_flops": 6000000000, "multiplier": 3},
-    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
+    "environment": H200,
     "world_size": 4,
     "model": {"trainable_parameter_count": 1000000000, "d_model": 1000, "num_layers": 10},
     "window__tokens": 40000,
