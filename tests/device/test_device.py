@@ -169,9 +169,9 @@ def amdsmi(**functions):
     )  # fmt: skip
 
 
-def amd_card(monkeypatch, library, address="00000000:c1:00.0"):
+def amd_card(monkeypatch, library):
     monkeypatch.setitem(sys.modules, "amdsmi", library)
-    return AmdSensor(GpuFacts(name="AMD Instinct MI300X", pci_bus_id=address))
+    return AmdSensor(GpuFacts(name="AMD Instinct MI300X", pci_bus_id="00000000:c1:00.0"))
 
 
 def test_a_card_of_amds_is_read_in_si_units(monkeypatch):

@@ -82,10 +82,10 @@ class Odd(LightningModule):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
 
-def noted(module, tmp_path, batches=None, make=quiet_trainer, **flags):
+def noted(module, tmp_path, make=quiet_trainer, **flags):
     """Fit with one probe step; returns the record, and the modules by path."""
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1, probe_steps=1))
-    make(DtypeRecorder(), session, default_root_dir=str(tmp_path), **flags).fit(module, batches or SlowBatches())
+    make(DtypeRecorder(), session, default_root_dir=str(tmp_path), **flags).fit(module, SlowBatches())
     record = session.run.dtypes
     assert record.reason is None
     assert record.notes_file == DTYPES_FILE

@@ -34,8 +34,8 @@ WARN         steps vary
 """
 
 
-def shown(run, path=DEEP):
-    return render(run_answer(run, path), "terminal")
+def shown(run):
+    return render(run_answer(run, DEEP), "terminal")
 
 
 def test_the_answer_comes_before_the_table_and_only_paths_and_commands_are_longer_than_a_line():
