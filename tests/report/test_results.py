@@ -17,11 +17,11 @@ STEP = "phases.step.mean_s"
 
 
 @pytest.mark.parametrize("means", [[0.1, 0.102, 0.107], [0.02, 0.02, 0.3], [0.1]])
-def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_path):
+def test_the_spread_is_that_between_processes_or_within_the_only_one(means, swept):
     def change(_, repeat):
         return {STEP: means[repeat], "phases.step.std_s": 0.001}
 
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, repeats=len(means), change=change)
+    home = swept(repeats=len(means), change=change)
     (row, _), section = rows_of(home), section_of(home)
     is_single = len(means) == 1
     std = 0.001 if is_single else statistics.stdev(means)
@@ -53,49 +53,47 @@ def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_c
 - [[step_s, tokens_per_s], 0.006, processes]
 - [[step_s], 0.388, processes]
 """)
-def test_a_table_with_throughput_says_how_much_of_it_is_padding(columns, padding, text, tmp_path):
+def test_a_table_with_throughput_says_how_much_of_it_is_padding(columns, padding, text, swept):
     def change(run, _):
         return {"data.padding_fraction": {4: 0.005, 8: padding}[run["config"]["data"]["batch_size"]]}
 
-    axes = {"data.batch_size": [4, 8]}
-    home = make_sweep(tmp_path / "s", axes, view=table_of(*columns), repeats=3, change=change)
+    home = swept(view=table_of(*columns), repeats=3, change=change)
     assert section_of(home).tables[0].caption.removesuffix(" (data.padding_fraction)").endswith(text)
 
 
-def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(tmp_path):
+def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(swept):
     def change(_, repeat):
         flops = {"flops.per_token_flops": 1200, "flops.multiplier": 3}
         return flops | {"model.head_dim": 16, "phases.forward.mean_s": [0.001, 0.003][repeat]}
 
     view, axes = table_of("forward_s", "forward_flops_per_s"), {"data.batch_size": [4]}
-    (row,) = rows_of(make_sweep(tmp_path / "s", axes, view=view, repeats=2, change=change))
+    (row,) = rows_of(swept(axes, view=view, repeats=2, change=change))
     assert row["forward_s"] == pytest.approx(0.002)
     tokens = 4 * row["context"]
     assert row["forward_flops_per_s"] == pytest.approx(1200 / 3 * tokens / 0.002)
 
 
-def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(tmp_path):
+def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(swept):
     view = {"title": "Mine", "tables": [
         {"title": "Peaks", "columns": ["predicted_peak_bytes", "trace_host_wait_fraction", "step_s"]},
         {"title": "Kernels", "columns": ["step_*_kind_fraction"]},
     ]}  # fmt: skip
     # A trace that does not say how long the device waited.
     trace = {"kernels": {"phases": {"step": {"window_s": 0.05}}}}
-    axes = {"data.batch_size": [4, 8]}
-    section = section_of(make_sweep(tmp_path / "s", axes, view=view, change=lambda *_: trace))
+    section = section_of(swept(view=view, change=lambda *_: trace))
     (shown,) = section.tables
     assert [column.title for column in shown.columns] == ["batch", "step"]
     assert "no run has figures of Kernels" in [line.text for line in section.notes]
 
 
-def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
+def test_a_row_says_what_its_figures_are_where_the_caption_does_not(swept):
     def change(run, repeat):
         is_baseline = run["data"]["batch_size"] == 4
         host = {"environment.host.hostname": f"node_{repeat}"} if is_baseline else {}
         return host | ({} if is_baseline or repeat == 0 else {"outcome": "interrupted"})
 
     view = table_of("step_s", "speedup", baseline={"batch": 4})
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    home = swept(view=view, repeats=3, change=change)
     (table,) = section_of(home).tables
     assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
         ("mean over runs that differ in host: node_0, node_1, node_2",),
@@ -138,17 +136,17 @@ def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_
     assert caption.endswith("mean ± std between 3 processes, or of the steps of a single one")
 
 
-def test_what_a_run_recorded_goes_before_what_was_planned_for_one_that_died(tmp_path):
+def test_what_a_run_recorded_goes_before_what_was_planned_for_one_that_died(swept):
     def change(run, repeat):
         run["config"]["trainer"]["devices"] = "auto" if repeat == 0 else 1
         return {"outcome": "timeout", "world_size": None, "phases": None} if repeat == 0 else {"world_size": 1}
 
-    (row,) = rows_of(make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=2, change=change))
+    (row,) = rows_of(swept({"data.batch_size": [4]}, repeats=2, change=change))
     assert row["ranks"] == 1
 
 
-def test_a_baseline_may_name_what_follows_from_other_facts(tmp_path):
-    home = make_sweep(tmp_path / "s", {"model.optimizer_variant": ["fused", "loop"]})
+def test_a_baseline_may_name_what_follows_from_other_facts(swept):
+    home = swept({"model.optimizer_variant": ["fused", "loop"]})
     names = {row["optimizer"] for row in rows_of(home)}
     rows = rows_of(home, baseline=f"optimizer={min(names)}")
     assert [row["speedup"] for row in rows] == [pytest.approx(1.0)] * 2
@@ -168,7 +166,7 @@ def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from
         return {"replay_command": f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"}
 
     for machine in ("machine a", "b"):
-        home = make_sweep(tmp_path / machine / "s", {"data.batch_size": [4, 8]}, change=change)
+        home = make_sweep(tmp_path / machine / "s", change=change)
         (run, *_) = (home / "runs").iterdir()
         (run / "config.yaml").touch()
     assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "b/s"}
@@ -191,7 +189,7 @@ def test_a_stage_of_a_tuning_is_one_table_over_its_folders_and_lacks_nothing(tmp
     assert "unfinished" not in [line.label for line in section.headline]
 
 
-def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(tmp_path):
+def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(swept):
     def change(run, repeat):
         ranks = run["sweep"]["axes"]["trainer.devices"]
         if ranks == "auto":
@@ -200,7 +198,7 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
         return {"world_size": ranks, "throughput.tokens_per_s": rate}
 
     view = table_of("scaling_efficiency_fraction", baseline={"ranks": 1})
-    home = make_sweep(tmp_path / "s", {"trainer.devices": [1, 2, 4, "auto"]}, view=view, repeats=3, change=change)
+    home = swept({"trainer.devices": [1, 2, 4, "auto"]}, view=view, repeats=3, change=change)
     *figures, died = (row[-1] for row in section_of(home).tables[0].cells)
     assert died.text == "timeout (setup)"
     assert [figure.value for figure in figures] == pytest.approx([1, 0.995, 0.75])
@@ -208,7 +206,7 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
     assert figures[2].low < 0.75 < figures[2].high < 0.8
 
 
-def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
+def test_speed_up_and_memory_saving_are_against_the_named_baseline(swept):
     def change(run, repeat):
         step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)
         step_s *= 1 + 0.01 * repeat
@@ -218,7 +216,7 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
         return {STEP: step_s, "throughput.tokens_per_s": rate, "memory.run_peak_allocated_bytes": peak}
 
     axes = {"trainer.precision": ["32-true", "bf16-mixed"], "data.batch_size": [4, 8]}
-    home = make_sweep(tmp_path / "s", axes, view="precision", repeats=3, change=change)
+    home = swept(axes, view="precision", repeats=3, change=change)
     rows = {(row["precision"], row["batch"]): row for row in rows_of(home)}
     base, faster = rows["32-true", 4], rows["bf16-mixed", 4]
     assert (faster["baseline"], faster["memory_change_fraction"]) == ("fp32 eager", pytest.approx(-0.25))
@@ -231,14 +229,14 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
     assert by_tokens[-1]["speedup"] == expected
 
 
-def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path):
+def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(swept):
     def change(run, _repeat):
         loss, norm = (9.0, 2.0) if run["precision"] == "32-true" else (9.01, 2.1)
         seed = 7 if run["precision"] == "bf16-true" else 0
         return {"loss.first": loss, "warmup": {"gradient_norm": norm}, "config.seed_everything": seed}
 
     axes = {"trainer.precision": ["32-true", "bf16-mixed", "bf16-true"]}
-    rows = {row["precision"]: row for row in rows_of(make_sweep(tmp_path / "s", axes, view="precision", change=change))}
+    rows = {row["precision"]: row for row in rows_of(swept(axes, view="precision", change=change))}
     names = ("first_loss_difference", "gradient_norm_difference_fraction")
     assert [rows["bf16-mixed"][name] for name in names] == pytest.approx([0.01, 0.05])
     # A run with another seed began with other weights.
@@ -269,10 +267,10 @@ def test_a_stored_answers_times_are_shown_in_ms_and_its_rates_as_they_are():
 # damaged sweep files and unknown views
 
 
-def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(tmp_path):
-    home = make_sweep(tmp_path / "batch", {"data.batch_size": [1, 2]}, view="batch", repeats=2)
+def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(swept):
+    home = swept(view="batch", repeats=2)
     sweep = json.loads((home / "sweep.json").read_text())
-    sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4, "environment": {"no": "name"}}}]
+    sweep["cells"] += [{"id": "1", "axes": {"data.batch_size": 1, "environment": {"no": "name"}}}]
     (home / "sweep.json").write_text(json.dumps(sweep))
     assert {("unfinished", "4 of 6 runs"), ("go on", f"lmbench sweep {home}")} <= {
         line[:2] for line in section_of(home).headline
@@ -282,7 +280,7 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(tmp_p
 
 
 def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
-    section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=table_of("later")))
+    section = section_of(make_sweep(tmp_path / "new", view=table_of("later")))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
 

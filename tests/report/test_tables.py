@@ -47,17 +47,17 @@ def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path
     assert texts_of(section_of(home, view="attention").headline) == [told]
 
 
-def test_a_row_links_to_its_run_once(tmp_path):
+def test_a_row_links_to_its_run_once(swept):
     axes = {"model.size": ["small", "large"], "trainer.compile": [False, True], "mode": ["forward", "train_step"]}
-    table, *_ = tables_of(make_sweep(tmp_path / "a", axes))
+    table, *_ = tables_of(swept(axes))
     assert [[cell.run_id != "" for cell in row[:4]] for row in table.cells] == [[True, False, False, False]] * 8
 
 
-def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(tmp_path):
+def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(swept):
     def change(run, repeat):
         return {"phases.forward.mean_s": 0.1, "phases.other.mean_s": 0.0009, "phases.transfer.mean_s": 0.002}
 
-    home = make_sweep(tmp_path / "a", {"mode": ["inference"]}, fixed={"model.size": "small"}, change=change)
+    home = swept({"mode": ["inference"]}, fixed={"model.size": "small"}, change=change)
     (answer,) = texts_of(section_of(home, view="step_times").headline)
     assert re.findall(r"(\w+) [\d.]+ (?:± [\d.]+ )?ms", answer.partition(":")[0]) == ["forward", "transfer"]
 
@@ -68,13 +68,13 @@ def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(tm
 - [3, [89.9, 90], "batch 8 is the best, undecided against batch 4: tokens/s 90."]
 - [2, [70, 90], "batch 8 is the best, undecided with fewer than 3 processes: tokens/s 90."]
 """)
-def test_a_sentence_on_the_best_names_those_that_may_be_as_good(repeats, rates, answer, tmp_path):
+def test_a_sentence_on_the_best_names_those_that_may_be_as_good(repeats, rates, answer, swept):
     def change(run, repeat):
         mean = dict(zip([4, 8], rates, strict=True))[run["config"]["data"]["batch_size"]]
         return {"throughput.tokens_per_s": mean * (1 + 0.001 * repeat)}
 
     view = table_of("step_s", answers=[{"kind": "best", "y": "tokens_per_s", "x": "batch"}])
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=repeats, change=change)
+    home = swept(view=view, repeats=repeats, change=change)
     assert texts_of(section_of(home).headline) == [answer]
 
 

@@ -78,7 +78,7 @@ loss.last | last loss | nat
         assert (column.title, column.unit.word) == (title, unit)
 
 
-def test_a_number_that_a_pass_alone_records_is_a_column_beside_the_times(tmp_path):
+def test_a_number_that_a_pass_alone_records_is_a_column_beside_the_times(swept):
     columns = ["step_s", "memory_history.peak_allocated_bytes", "kernels.phases.step.kernel_s", "rooms.mine.n"]
     recorded = {
         "memory": {"memory_history.peak_allocated_bytes": 2**30, "phases.step.mean_s": 9.0},
@@ -86,7 +86,7 @@ def test_a_number_that_a_pass_alone_records_is_a_column_beside_the_times(tmp_pat
     }  # fmt: skip
     axes = {"pass": [*recorded]}
     view, change = table_of(*columns), lambda run, _: recorded[run["sweep"]["axes"]["pass"]]
-    (row,) = rows_of(make_sweep(tmp_path / "passes", axes, view=view, change=change))
+    (row,) = rows_of(swept(axes, view=view, change=change))
     assert [row.get(name) for name in columns[1:]] == [2**30, 0.25, 3]
     assert row["step_s"] < 9.0
 
