@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 
+import yaml
 from browser import look, needs_browser, operate
 from report_golden import CASES
 from runs import section_of, table_of
@@ -95,12 +96,18 @@ def test_in_a_browser_a_page_fits_asks_for_nothing_and_sorts_its_tables(tmp_path
     assert before == after != down
 
 
+#: Cells of which two have long labels, since all of these settings differ.
+LABELS = """
+- {trainer.precision: 32-true, model.attention: naive, data.batch_size: 4, model.size: small, trainer.recompute: null}
+- &long {trainer.precision: bf16-mixed, model.attention: sdpa_efficient, data.batch_size: 16, model.size: medium,
+    trainer.recompute: {keep: attention}}
+- {<<: *long, model.size: large}
+"""
+
+
 @needs_browser
 def test_a_bar_whose_label_is_longer_than_the_page_has_the_whole_label(tmp_path, swept):
-    plain = {"trainer.precision": "32-true", "model.attention": "naive", "data.batch_size": 4, "model.size": "small"}
-    long = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa_efficient", "data.batch_size": 16}
-    kept = {"trainer.recompute": {"keep": "attention"}, "model.size": "medium"}
-    cells = [{**plain, "trainer.recompute": None}, {**long, **kept}, {**long, **kept, "model.size": "large"}]
+    cells = yaml.safe_load(LABELS)
     page = tmp_path / "page.html"
     assert main(["report", str(swept(cells)), f"--output={page}"]) == 0
     seen = look(page, 360)
