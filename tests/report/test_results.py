@@ -74,10 +74,8 @@ def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(swept):
 
 
 def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(swept):
-    view = {"title": "Mine", "tables": [
-        {"title": "Peaks", "columns": ["predicted_peak_bytes", "trace_host_wait_fraction", "step_s"]},
-        {"title": "Kernels", "columns": ["step_*_kind_fraction"]},
-    ]}  # fmt: skip
+    view = table_of("predicted_peak_bytes", "trace_host_wait_fraction", "step_s")
+    view["tables"].append({"title": "Kernels", "columns": ["step_*_kind_fraction"]})
     # A trace that does not say how long the device waited.
     trace = {"kernels": {"phases": {"step": {"window_s": 0.05}}}}
     section = section_of(swept(view=view, change=lambda *_: trace))
