@@ -18,10 +18,7 @@ STEP = "phases.step.mean_s"
 
 @pytest.mark.parametrize("means", [[0.1, 0.102, 0.107], [0.02, 0.02, 0.3], [0.1]])
 def test_the_spread_is_that_between_processes_or_within_the_only_one(means, swept):
-    def change(_, repeat):
-        return {STEP: means[repeat], "phases.step.std_s": 0.001}
-
-    home = swept(repeats=len(means), change=change)
+    home = swept(repeats=len(means), change=lambda _, repeat: {STEP: means[repeat], "phases.step.std_s": 0.001})
     (row, _), section = rows_of(home), section_of(home)
     is_single = len(means) == 1
     std = 0.001 if is_single else statistics.stdev(means)
