@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 # Before torch looks: with more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times
 # slower. What the tests start inherits it.
@@ -25,6 +26,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from paths import GOLDEN
+from runs import make_sweep
 from slurm import slurm_of_this_machine
 from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
@@ -190,6 +192,12 @@ def refused(capsys):
         return capsys.readouterr().err
 
     return run
+
+
+@pytest.fixture
+def swept(tmp_path):
+    """Makes the folder of a sweep called `s`; the arguments are those of `make_sweep`."""
+    return partial(make_sweep, tmp_path / "s")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from traceback import FrameSummary
 
 import lightning.pytorch
-import pytest
 import torch
 from tables import cases
 
@@ -54,11 +53,12 @@ def recorded_owners(files):
     return {file: code_owner(file, folders) for file in files}
 
 
-@pytest.mark.parametrize(
-    ("place", "is_installed"),
-    [("lmbench", False), ("another-name", False), ("lib/python3.12/site-packages", True)],
-    ids=["checkout called lmbench", "checkout", "installed"],
-)
+@cases("""
+- [place, is_installed]
+- [lmbench, false]
+- [another-name, false]
+- [lib/python3.12/site-packages, true]
+""")
 def test_every_file_of_lmbench_is_its_own_and_a_users_in_folders_of_these_names_are_not(place, is_installed, tmp_path):
     own = laid_out(tmp_path / place, is_installed)
     users = [f"{tmp_path}/home/{folder}/{file}" for folder in USUAL for file in ("train.py", "src/net.py")]

@@ -125,73 +125,64 @@ def _(x):
     return torch.empty_like(x)
 
 
-def test_operators_the_counter_cannot_know_are_named():
-    class Custom(nn.Module):
-        def forward(self, x):
-            return double(x) @ x
+class Applied(LightningModule):
+    """Its step is a function of a layer and of the batch."""
 
-    count = counter_flops(Custom(), torch.ones(4, 4), 4, "forward")
-    assert count == FlopCount(2 * 4 * 4, None, count.source)
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4, bias=False), function
+
+    def training_step(self, batch):
+        return self.function(self.linear, batch)
+
+
+#: FLOPs of a token in a layer of 4 x 4.
+PRODUCT = 2 * 4 * 4
+
+
+def counted(module, batch=None, tokens=4):
+    """What forward and backward count."""
+    batch = torch.ones(4, 4, requires_grad=True) if batch is None else batch
+    return counter_flops(module, batch, tokens, "training_step", has_backward=True)
+
+
+def test_operators_the_counter_cannot_know_are_named():
+    count = counter_flops(Applied(lambda _, x: double(x) @ x), torch.ones(4, 4), 4, "training_step")
+    assert count == FlopCount(PRODUCT, None, count.source)
     assert "not counted: lmbench_test::double" in count.source
 
 
 def test_a_backward_that_no_fake_tensor_can_run_counts_as_two_forward_passes_which_the_source_says():
-    class Custom(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4, bias=False)
-
-        def training_step(self, batch):
-            return double(self.linear(batch)).sum()
-
-    flops = Flops()
-    count_flops(flops, Custom(), "train_step", "fit", torch.ones(4, 4), 4)
-    assert flops.per_token_flops == 3 * 2 * 4 * 4
+    flops, module = Flops(), Applied(lambda linear, x: double(linear(x)).sum())
+    count_flops(flops, module, "train_step", "fit", torch.ones(4, 4), 4)
+    assert flops.per_token_flops == 3 * PRODUCT
     assert flops.source.endswith("not counted: lmbench_test::double; the backward is taken as two forward passes")
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
 def test_the_backward_of_a_fused_kernel_that_a_module_selects_counts_as_twice_its_forward(kernel):
-    class Selecting(nn.Module):
-        def forward(self, x):
-            operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
-            options = (0.0, True) if kernel == "flash" else (None, True, 0.0, True)
-            return operator(x, x, x, *options)[0].sum()
-
-    count = counter_flops(Selecting(), torch.ones(2, 4, 16, 8, requires_grad=True), 32, "forward", has_backward=True)
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+    options = (0.0, True) if kernel == "flash" else (None, True, 0.0, True)
+    module = Applied(lambda _, x: operator(x, x, x, *options)[0].sum())
+    count = counted(module, torch.ones(2, 4, 16, 8, requires_grad=True), 32)
     assert (count.per_token_flops, count.backward_per_token_flops) == (4 * 4 * 16 * 8, None)
 
 
 def test_a_backward_through_a_function_that_holds_the_modules_own_weights_leaves_them_without_gradients():
-    class Holding(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4, bias=False)
-            self.call = lambda x: 2 * self.linear(x)
-
-        def forward(self, x):
-            return self.call(x).sum()
-
-    module = Holding()
-    count = counter_flops(module, torch.ones(4, 4), 4, "forward", has_backward=True)
-    assert (count.per_token_flops, module.linear.weight.grad) == (2 * 4 * 4, None)
+    module = Applied(lambda _, x: (2 * module.linear(x)).sum())
+    count = counted(module, torch.ones(4, 4))
+    assert (count.per_token_flops, module.linear.weight.grad) == (PRODUCT, None)
 
 
 def test_a_module_that_is_called_without_a_graph_on_a_part_of_what_has_one_counts_once():
-    class Watched(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4, bias=False)
+    def watched(linear, x):
+        y = linear(x)
+        with torch.no_grad():
+            linear(y[:2])
+        return y.sum()
 
-        def forward(self, x):
-            y = self.linear(x)
-            with torch.no_grad():
-                self.statistic = self.linear(y[:2]).std()
-            return y.sum()
-
-    count = counter_flops(Watched(), torch.ones(4, 4, requires_grad=True), 4, "forward", has_backward=True)
-    product = 2 * 4 * 4
-    assert (count.per_token_flops, count.backward_per_token_flops) == (product * 3 // 2, 2 * product)
+    count = counted(Applied(watched))
+    assert (count.per_token_flops, count.backward_per_token_flops) == (PRODUCT * 3 // 2, 2 * PRODUCT)
 
 
 class Parts(nn.Module):
@@ -202,18 +193,17 @@ class Parts(nn.Module):
         self.teacher, self.frozen, self.trained = (nn.Linear(4, 4, bias=False) for _ in range(3))
         self.frozen.requires_grad_(False)
 
-    def forward(self, x):
+    def training_step(self, x):
         with torch.no_grad():
             known = self.teacher(x)
         return (checkpoint(self.trained, self.frozen(x), use_reentrant=True) @ x[0] + known.sum()).sum()
 
 
 def test_the_backward_counts_what_it_multiplies_and_products_without_a_formula_are_named():
-    count = counter_flops(Parts(), torch.ones(4, 4, requires_grad=True), 4, "forward", has_backward=True)
-    product = 2 * 4 * 4
+    count = counted(Parts())
     # The frozen part has a gradient of its input alone, the trained one of its weight too.
-    assert (count.per_token_flops, count.backward_per_token_flops) == (3 * product, 3 * product)
-    assert count.recomputed_per_token_flops == product
+    assert (count.per_token_flops, count.backward_per_token_flops) == (3 * PRODUCT, 3 * PRODUCT)
+    assert count.recomputed_per_token_flops == PRODUCT
     assert "not counted: aten::mv" in count.source
 
 
@@ -226,7 +216,7 @@ class Experts(nn.Module):
         self.router = nn.Linear(16, 8, bias=False)
         self.experts = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(8))
 
-    def forward(self, x):
+    def training_step(self, x):
         weights, chosen = torch.topk(self.router(x).softmax(-1), self.chosen)
         out = torch.zeros_like(x)
         for expert, tokens in zip(self.experts, self.dispatch(weights, chosen), strict=True):
@@ -256,7 +246,7 @@ class Experts(nn.Module):
 @pytest.mark.parametrize("dispatch", ["where", "one_hot", "mask", "gates", "sort"])
 def test_a_token_counts_the_experts_that_a_loop_gives_it_to(dispatch, chosen):
     module = Experts(dispatch, chosen)
-    count = counter_flops(module, torch.ones(64, 16), 64, "forward", has_backward=True)
+    count = counted(module, torch.ones(64, 16), 64)
     assert count.per_token_flops == 2 * 16 * 8 + chosen * 2 * 16 * 16
     assert count.source.endswith("; the same number of tokens for each expert")
-    assert module(torch.rand(64, 16)).isfinite()
+    assert module.training_step(torch.rand(64, 16)).isfinite()

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 import warm_server
+from fit_process import QUICK
 from tables import rows
 
 from lmbench import masking
@@ -193,8 +194,7 @@ class Net(LightningModule):
 def _fit(folder, *words):
     """Exit code and printed text of a fit of the secretive module."""
     (folder / "secretive.py").write_text(MODULE)
-    quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
-    words = ("fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick)
+    words = ("fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *QUICK)
     variables = {**os.environ, "TEAM_API_KEY": "planted/'variable'\\"}
     ended = warm_server.run(*words, folder=folder, variables=variables)
     return ended.returncode, ended.stdout + ended.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from repository import git
 from simulated_cells import MeasuredServers
+from tables import cases
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -25,8 +26,7 @@ class Row(MeasuredServers):
     def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.02):
         super().__init__(lambda name: name)
         self.last, self.first_bad, self.broken = last, first_bad, broken
-        self.change, self.noise, self.measured = change, random.Random(3), set()
-        self.std = noise
+        self.change, self.noise, self.chance, self.measured = change, noise, random.Random(3), set()
 
     def end(self, name, launch, folder, options):
         comparison = folder.parent.parent.name
@@ -34,7 +34,7 @@ class Row(MeasuredServers):
         side_a = number - 1 if comparison.startswith("found") else 0
         index = number if name.startswith("B") else side_a
         self.measured.add(index)
-        step_s = (self.change if index >= self.first_bad else 1.0) * (1 + self.noise.gauss(0, self.std))
+        step_s = (self.change if index >= self.first_bad else 1.0) * (1 + self.chance.gauss(0, self.noise))
         return super().end("error" if index in self.broken else step_s, launch, folder, options)
 
 
@@ -75,10 +75,11 @@ def test_rounds_of_other_suspects_do_not_count(bisect):
     assert bisect(*ends).measured == {0, 8}
 
 
-@pytest.mark.parametrize(
-    ("row", "code", "why"),
-    [({"change": 1.0, "noise": 0.002}, 0, "nothing to find"), ({"broken": {8}}, 12, "nothing to search")],
-)
+@cases("""
+- [row, code, why]
+- [{change: 1.0, noise: 0.002}, 0, nothing to find]
+- [{broken: [8]}, 12, nothing to search]
+""")
 def test_ends_that_are_the_same_and_an_end_that_does_not_run_cost_no_suspect(bisect, row, code, why):
     servers = bisect(**row)
     assert (servers.code, servers.figures["first"], servers.measured) == (code, None, {0, 8})

@@ -16,6 +16,7 @@ from fit_process import measure_here as measure
 from pages import PAGES, README, block, blocks_of
 from paths import ROOT
 from strangers import Telling
+from tables import flat
 
 import lmbench
 from lmbench.catalogue import make_catalogue
@@ -23,6 +24,7 @@ from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
 from lmbench.guide import INDEX, text, topics
 from lmbench.records.guards import rules
+from lmbench.records.passes import PASS
 from lmbench.records.schema import RECORDS, fields
 from lmbench.report.view import AnswerSpec, ChartSpec, TableSpec, View
 from lmbench.sweep.file import EnvironmentSpec, LargestSpec, SweepFile, read_sweep_file
@@ -167,6 +169,14 @@ def test_every_field_of_a_study_is_in_the_guides_table_and_in_a_new_study_whose_
         (tmp_path / "changed.yaml").write_text(text.replace(line, line.replace("# ", "", 1)))
         study, _ = read_sweep_file(tmp_path / "changed.yaml")
         make_catalogue().view(study.view, study.matrix)
+
+
+def test_every_list_of_passes_has_those_of_the_registry(printed):
+    new_study = (ROOT / "lmbench" / "sweep" / "new.yaml").read_text()
+    for place in (printed("sweep", "-h"), PAGES["sweeps"].replace("`", ""), new_study):
+        assert ", ".join(PASS) in flat(place)
+    (about,) = re.findall("`instrument`: (.*?) - `seed`", flat(printed("guide", "python")))
+    assert [name for name in PASS if name not in about] == []
 
 
 def test_the_space_of_the_tuning_page_adds_axes_and_takes_one_away(tmp_path):

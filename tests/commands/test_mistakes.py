@@ -13,26 +13,13 @@ from tables import stored
 from lmbench.cli import COMMANDS, main
 
 MISTAKES = stored("mistakes")
-GRID = "base: {config: smoke}\nmatrix: {model.num_layers: [1, 2]}\n"
-FILES = {
-    "grid.yaml": GRID, "view.yaml": f"view: step_time\n{GRID}", "other/grid/runs/x-r0/run.json": "",
-    "largest.yaml": f"largest: data.context_length\n{GRID}",
-    "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
-    "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
-    "round.yaml": "view: about.yaml", "about.yaml": "view: round.yaml",
-    "twice.yaml": "measure: {steps: 3}\ntrainer:\n  max_steps: 3\n  max_steps: 4\n",
-    "wrong.yaml": "data:\n  batch_size: x\ntrainer:\n  max_stps: 4\n",
-    "flat.yaml": "axes: {precision: [bf16-mixed]}", "away.yaml": "axes: {precisoin: null}",
-    "bare.yaml": "axes: {data.batch_size: []}", "key.yaml": f"repeat: 2\n{GRID}",
-    "swept/sweep.json": "{}",
-    "cpu.json": '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "ts": 0, "dur": 9}]}',
-}  # fmt: skip
+WRONG = MISTAKES["mistakes"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
-    for name, text in FILES.items():
+    for name, text in MISTAKES["files"].items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     make_sides(folder)
@@ -47,8 +34,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        *MISTAKES,
-        *([f"{words} --dry_run", message] for words, message in MISTAKES if words.startswith("sweep ")),
+        *WRONG,
+        *([f"{words} --dry_run", message] for words, message in WRONG if words.startswith("sweep ")),
         *([f"{name} --bogus", ""] for name in COMMANDS if name != "overhead"),
         *([f"{name} /nope/nope", ""] for name in COMMANDS if name not in ("overhead", "compare")),
     ],

@@ -16,31 +16,22 @@ from lmbench.commands.fit import daily_options
 from lmbench.fit.command_line import CommandLine
 
 
-def exit_code(words):
-    try:
-        return main(words)
-    except SystemExit as end:
-        return end.code or 0
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_fits_the_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert exit_code([command, "-h"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert f"lmbench {command}" in printed.out
+    assert main([command, "-h"]) == 0
+    text, err = capsys.readouterr()
+    assert (f"lmbench {command}" in text, err) == (True, "")
     # Help spells options with underscores, though dashes are understood too.
-    assert not re.findall(r"--[a-z_.]+-[a-z]", printed.out)
-    assert max(len(line) for line in printed.out.splitlines()) <= 88
-    assert printed.out.count("\n") <= 72
+    assert not re.findall(r"--[a-z_.]+-[a-z]", text)
+    assert max(len(line) for line in text.splitlines()) <= 88
+    assert text.count("\n") <= 72
 
 
-def test_what_needs_torch_says_so_in_one_line_where_there_is_none(capsys, monkeypatch):
+def test_what_needs_torch_says_so_in_one_line_where_there_is_none(refused, monkeypatch):
     monkeypatch.delitem(sys.modules, "lmbench.numerics", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert exit_code(["numerics"]) == 2
-    assert re.fullmatch("lmbench: `lmbench numerics` needs torch, which .+ lacks; .+\n", capsys.readouterr().err)
+    assert re.fullmatch("lmbench: `lmbench numerics` needs torch, which .+ lacks; .+\n", refused("numerics"))
 
 
 PROGRAM = """
@@ -73,9 +64,8 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(needless, code, li
 
 
 @pytest.mark.parametrize("command", ["fit", "sweep", "tune", "memory", "kernels", "judge"])
-def test_a_word_too_long_for_a_file_is_refused_in_one_line(command, capsys):
-    assert exit_code([command, *["a" * 300] * (2 if command == "judge" else 1)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_word_too_long_for_a_file_is_refused_in_one_line(command, refused):
+    (line,) = refused(command, *["a" * 300] * (2 if command == "judge" else 1)).splitlines()
     assert line.startswith("lmbench: ")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
 from comparison_runs import TIMES, make_sides, make_sweep
-from tables import cases, flat
+from tables import cases, csv_of, flat
 
 from lmbench.cli import main
 
@@ -41,7 +40,12 @@ def test_the_exit_code_is_the_verdicts(tmp_path, run_compare, changes, gate, cod
     assert (exit_code, out.startswith(f"verdict {verdict}")) == (code, True)
 
 
-@pytest.mark.parametrize(("outcome", "code"), [("error", 12), ("oom", 12), ("interrupted", 11)])
+@cases("""
+- [outcome, code]
+- [error, 12]
+- [oom, 12]
+- [interrupted, 11]
+""")
 def test_sides_whose_runs_all_failed_are_invalid_and_those_that_were_stopped_undecided(
     tmp_path, run_compare, outcome, code
 ):
@@ -60,7 +64,7 @@ def test_json_and_csv_are_in_si_units_and_the_table_in_those_of_people(tmp_path,
     for line in ("verdict SLOWER: +10.00 %", "step 50.00 ms 55.00 ms 1.1000", "run peak 5.00 GiB"):
         assert line in text
     main(["compare", *folders, "--format", "csv"])
-    rows = [*csv.DictReader(capsys.readouterr().out.splitlines())]
+    rows = csv_of(capsys.readouterr().out)
     assert [row["figure"] for row in rows] == [metric["name"] for metric in (step, *others)]
     ends = [float(rows[0][f"change_{end}fraction"]) + 1 for end in ("low_", "", "high_")]
     assert ends == pytest.approx([step["ratio"][end] for end in ("low", "point", "high")])

@@ -102,14 +102,18 @@ def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path)
     assert not compare(f"{tmp_path}/c@side=A", f"{tmp_path}/d@side=B", 0.01).cells[0].by_rounds
 
 
-@pytest.mark.parametrize(
-    ("peaks_b", "finding"),
-    [([6, 7, 6, 6, 7, 6], "larger"), ([6, 6, 6, 6, 6, 5], "undecided"), ([5] * 6, "same")],
-)
+@cases("""
+- [peaks_b, finding]
+- [[6, 7, 6, 6, 7, 6], larger]
+- [[6, 6, 6, 6, 6, 5], undecided]
+- [[5, 5, 5, 5, 5, 5], same]
+""")
 def test_peaks_that_part_the_sides_are_told_after_six_rounds(tmp_path, peaks_b, finding):
-    changes = {("B", repeat): {"memory__run_peak_allocated_bytes": peak} for repeat, peak in enumerate(peaks_b)}
-    common = {("A", repeat): {"memory__run_peak_allocated_bytes": 5} for repeat in range(6)}
-    figures = compared(tmp_path, quiet(6), common | changes).metrics
+    peaks = {
+        (side, repeat): peak for side, peaks in (("A", [5] * 6), ("B", peaks_b)) for repeat, peak in enumerate(peaks)
+    }
+    changes = {place: {"memory__run_peak_allocated_bytes": peak} for place, peak in peaks.items()}
+    figures = compared(tmp_path, quiet(6), changes).metrics
     assert {figure.name: figure.finding for figure in figures}["run_peak_allocated_bytes"] == finding
 
 

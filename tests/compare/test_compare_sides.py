@@ -84,44 +84,33 @@ def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, re
     assert (comparison.verdict, left_out.path, left_out.reason) == ("same", str(left_out_path), reason)
 
 
+def on_repeats(a, b):
+    """What the cells of a comparison note on their repeats."""
+    return {note for cell in compared(a, b).cells for note in cell.notes if "repeats" in note}
+
+
 def test_a_side_of_few_repeats_is_told_the_command_for_more_if_its_run_records_one(tmp_path):
     make_run(tmp_path / "a", replay_command="lmbench validate --config a.yaml")
     make_run(tmp_path / "b", config=None)
-    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
-    notes = [note for note in cell.notes if note.startswith("repeats of")]
-    assert notes == ["repeats of A: lmbench validate --config a.yaml --repeats 3"]
+    notes = {"repeats of A: lmbench validate --config a.yaml --repeats 3"}
+    assert on_repeats(tmp_path / "a", tmp_path / "b") == notes
 
 
-def test_sweeps_of_few_repeats_are_told_one_command_for_those_of_all_cells(tmp_path):
-    for name in ("few a", "b"):
-        (make_sweep(tmp_path / name, {"small": TIMES[:1], "medium": TIMES[:1]}) / "sweep.json").write_text("{}")
-    notes = {note for cell in compared(tmp_path / "few a", tmp_path / "b").cells for note in cell.notes}
-    commands = {
-        f"repeats of A: lmbench sweep '{tmp_path}/few a' --repeats 3",
-        f"repeats of B: lmbench sweep {tmp_path}/b --repeats 3",
-    }
-    assert {note for note in notes if note.startswith("repeats of")} == commands
+def test_sweeps_of_few_repeats_that_count_are_told_one_command_for_those_of_all_cells(tmp_path):
+    few = make_sweep(tmp_path / "few a", {"small": TIMES[:1], "medium": TIMES[:1]})
+    failed = make_sweep(tmp_path / "b", {"small": TIMES, "medium": TIMES})
+    for path in failed.glob("runs/*-r2/run.json"):
+        path.write_text(path.read_text().replace('"outcome": "ok"', '"outcome": "error"'))
+    assert on_repeats(few, failed) == {
+        f"repeats of A: lmbench sweep '{few}' --repeats 3", f"repeats of B: lmbench sweep {failed} --repeats 3",
+    }  # fmt: skip
 
 
 def test_a_single_run_of_a_sweep_with_repeats_is_told_to_compare_its_cell(tmp_path):
-    for name in ("a", "b"):
-        (make_sweep(tmp_path / name, {"small": TIMES}) / "sweep.json").write_text("{}")
-    a, b = (min((tmp_path / name / "runs").iterdir()) for name in ("a", "b"))
-    (cell,) = compared(a, b).cells
-    count = len(TIMES)
-    assert [note for note in cell.notes if "repeats" in note] == [
-        f"{side} is one of {count} repeats: give its cell, SWEEP@AXIS=VALUE, instead" for side in "AB"
-    ]
-
-
-def test_a_cell_with_a_failed_repeat_is_told_to_repeat_it(tmp_path):
-    for name in ("a", "b"):
-        home = make_sweep(tmp_path / name, {"small": TIMES[:2]})
-        (home / "sweep.json").write_text("{}")
-        sweep = {"name": name, "cell": "cell-small", "axes": {"model.size": "small"}, "repeat": 2}
-        make_run(home / "runs", sweep=sweep, run_id="cell-small-r2", config__model__size="small", outcome="error")
-    (cell,) = compared(tmp_path / "a", tmp_path / "b").cells
-    assert f"repeats of A: lmbench sweep {tmp_path}/a --repeats 3" in cell.notes
+    a, b = (min((make_sweep(tmp_path / name, {"small": TIMES}) / "runs").iterdir()) for name in "ab")
+    assert on_repeats(a, b) == {
+        f"{side} is one of 3 repeats: give its cell, SWEEP@AXIS=VALUE, instead" for side in "AB"
+    }
 
 
 def test_the_name_of_a_side_may_be_longer_than_that_of_a_file(tmp_path):

@@ -78,7 +78,11 @@ def test_a_tree_that_is_edited_between_rounds_or_before_the_trainings_is_refused
     assert reason in judgement["parts"][part]["reason"]
 
 
-@pytest.mark.parametrize(("cut", "doubts"), [(0, []), (10, ["B has -2.94 % tokens a step"])])
+@cases("""
+- [cut, doubts]
+- [0, []]
+- [10, [B has -2.94 % tokens a step]]
+""")
 def test_windows_of_other_lengths_over_batches_of_other_lengths_are_the_same_work(cut, doubts, tmp_path):
     runs = []
     for name, steps, less in (("a", 20, 0), ("b", 9, cut)):

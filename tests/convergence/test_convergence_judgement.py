@@ -59,17 +59,15 @@ def test_what_is_broken_is_told_with_its_figure_and_what_is_only_rounded_is_not(
     assert why in judgement.why if why else not judgement.why
 
 
-@pytest.mark.parametrize(
-    ("seeds", "settings", "reason"),
-    [
-        ([0, 1], {}, "the baseline has 2 of the 3 seeds"),
-        ([5, 6, 7, 8], {}, "no run of the baseline has its seed and data"),
-        ([0, 1, 2, 3], {"seed": 0}, "the baseline's seeds make no difference"),
-        ([0, 1, 2, 3, 4], {"steps": 12}, "12 steps, of which 20 are needed"),
-        ([0, 1, 2, 3], {"losses": [float("nan"), 0, 120]}, "the baseline's own loss is not finite"),
-        ([], {}, "the baseline has no run that ended well"),
-    ],
-)
+@cases("""
+- [seeds, settings, reason]
+- [[0, 1], {}, the baseline has 2 of the 3 seeds]
+- [[5, 6, 7, 8], {}, no run of the baseline has its seed and data]
+- [[0, 1, 2, 3], {seed: 0}, the baseline's seeds make no difference]
+- [[0, 1, 2, 3, 4], {steps: 12}, "12 steps, of which 20 are needed"]
+- [[0, 1, 2, 3], {losses: [.nan, 0, 120]}, the baseline's own loss is not finite]
+- [[], {}, the baseline has no run that ended well]
+""")
 def test_what_cannot_be_judged_says_why(seeds, settings, reason):
     judgement = judge({0: trained()}, {seed: trained(**{"seed": seed, **settings}) for seed in seeds})
     assert judgement.follows is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from runs import ended, put, rows_of, section_of
+from tables import texts_of
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -70,8 +71,7 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     assert math.isinf(rows["still"]["time_to_loss_s"])
     assert rows["none"]["time_to_loss_s"] > 0
     section = section_of(study)
-    answers = [line.text for line in section.headline if line.label == "answer"]
-    assert [text.partition(":")[0] for text in answers] == [
+    assert [text.partition(":")[0] for text in texts_of(section.headline)] == [
         "Does not train like fp32 eager, whatever its speed", "Trains like fp32 eager",
     ]  # fmt: skip
     (chart,) = section.charts()

@@ -10,6 +10,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule
 from planted_device import OnMeta, PlantedDevice
+from tables import cases
 from torch import nn
 
 from lmbench.callbacks import (
@@ -168,9 +169,9 @@ def amdsmi(**functions):
     )  # fmt: skip
 
 
-def amd_card(monkeypatch, library, address="00000000:c1:00.0"):
+def amd_card(monkeypatch, library):
     monkeypatch.setitem(sys.modules, "amdsmi", library)
-    return AmdSensor(GpuFacts(name="AMD Instinct MI300X", pci_bus_id=address))
+    return AmdSensor(GpuFacts(name="AMD Instinct MI300X", pci_bus_id="00000000:c1:00.0"))
 
 
 def test_a_card_of_amds_is_read_in_si_units(monkeypatch):
@@ -185,16 +186,15 @@ def test_a_card_of_amds_is_read_in_si_units(monkeypatch):
     assert (reading.other_process_count, sensor.driver()) == (0, "6.12.12")
 
 
-@pytest.mark.parametrize(
-    ("library", "reason"),
-    [
-        (None, "ModuleNotFoundError"),
-        (amdsmi(gpu_device_bdf=None), "not supported"),
-        (amdsmi(gpu_device_bdf="0000:05:00.0"), "0000:c1:00.0"),
-    ],
-)
-def test_a_card_of_amds_that_is_not_read_is_null_with_its_reason(monkeypatch, library, reason):
-    sensor = amd_card(monkeypatch, library)
+@cases("""
+- [answers, reason]
+# There is no library.
+- [null, ModuleNotFoundError]
+- [{gpu_device_bdf: null}, not supported]
+- [{gpu_device_bdf: "0000:05:00.0"}, "0000:c1:00.0"]
+""")
+def test_a_card_of_amds_that_is_not_read_is_null_with_its_reason(monkeypatch, answers, reason):
+    sensor = amd_card(monkeypatch, answers and amdsmi(**answers))
     assert reason in sensor.facts().sensor_reason
     assert sensor.facts().power_limit_w is None
     assert (sensor.read().energy_j, sensor.driver()) == (None, None)

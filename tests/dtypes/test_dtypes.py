@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fit_process import QUICK
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
@@ -82,10 +83,10 @@ class Odd(LightningModule):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
 
-def noted(module, tmp_path, batches=None, make=quiet_trainer, **flags):
+def noted(module, tmp_path, make=quiet_trainer, **flags):
     """Fit with one probe step; returns the record, and the modules by path."""
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1, probe_steps=1))
-    make(DtypeRecorder(), session, default_root_dir=str(tmp_path), **flags).fit(module, batches or SlowBatches())
+    make(DtypeRecorder(), session, default_root_dir=str(tmp_path), **flags).fit(module, SlowBatches())
     record = session.run.dtypes
     assert record.reason is None
     assert record.notes_file == DTYPES_FILE
@@ -193,8 +194,8 @@ def test_without_probe_steps_there_is_a_reason_and_validation_has_no_gradients(s
 
 
 def test_the_command_shows_a_run_with_reasons(tmp_path, printed, answered):
-    words = ["--trainer.accelerator=cpu", "--measure.steps=2", "--measure.warmup_steps=1", "--measure.probe_steps=1"]
-    printed("fit", "toy_fp16", *words, f"--measure.results_dir={tmp_path}", "--measure.run_id=fp16")
+    words = ["--trainer.accelerator=cpu", f"--measure.results_dir={tmp_path}", "--measure.run_id=fp16"]
+    printed("fit", "toy_fp16", *QUICK, *words)
     tables = answered("dtypes", tmp_path / "fp16")["tables"]
     reasons = {row["tensors"]: row["why"] for row in tables["tensors"]}
     assert "multiplied by the loss scale 65536" in reasons["gradients"]

@@ -16,30 +16,44 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 from lmbench.campaign.planning import prove
 from lmbench.campaign.stages import Stages
 from lmbench.memory.forecast import TargetGpu, gpu_for
 from lmbench.memory.recipe import predicted_peak, recipes_of
 
-LLAMA = {
-    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048,
-}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20, "n_positions": 1024}
-SHAPE = {"config": "large_bf16", "data.context_length": 1024, "data.batch_size": 16}
-HF = {**SHAPE, "model": "lmbench.HuggingFace", "measure.zero_grad": "after_step"}
 #: Options of each model, and the budgets in GiB.
-MODELS = {
-    "large": (SHAPE, (60, 40, 22)),
-    "2.7b": ({**SHAPE, "config": "2_7b_bf16", "data.context_length": 512, "data.batch_size": 8}, (76, 68, 58)),
-    "llama": ({**HF, "model.config": LLAMA}, (60, 40, 28)),
-    "gpt2": ({**HF, "model.config": GPT2}, (60, 40, 20)),
-    "own": ({**SHAPE, "model": "own_blocks.OwnBlocks", "model.width": 1024, "model.layers": 24, "model.heads": 16,
-             "model.vocab_size": 10000}, (40, 24, 12)),
-    "tiny": ({"config": "smoke", "model.d_model": 64, "model.d_ff": 128, "model.num_layers": 6, "model.num_heads": 2,
-              "model.vocab_size": 256, "data.context_length": 64, "data.batch_size": 2}, (1,)),
-}  # fmt: skip
+MODELS = yaml.safe_load("""
+large: [&shape {config: large_bf16, data.context_length: 1024, data.batch_size: 16}, [60, 40, 22]]
+2.7b: [{config: 2_7b_bf16, data.context_length: 512, data.batch_size: 8}, [76, 68, 58]]
+llama:
+- <<: *shape
+  model: lmbench.HuggingFace
+  measure.zero_grad: after_step
+  model.config:
+    {model_type: llama, hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: 22, num_attention_heads: 32,
+     num_key_value_heads: 4, vocab_size: 32000, max_position_embeddings: 2048}
+- [60, 40, 28]
+gpt2:
+- <<: *shape
+  model: lmbench.HuggingFace
+  measure.zero_grad: after_step
+  model.config: {model_type: gpt2, n_embd: 1280, n_layer: 36, n_head: 20, n_positions: 1024}
+- [60, 40, 20]
+own:
+- <<: *shape
+  model: own_blocks.OwnBlocks
+  model.width: 1024
+  model.layers: 24
+  model.heads: 16
+  model.vocab_size: 10000
+- [40, 24, 12]
+tiny:
+- {config: smoke, model.d_model: 64, model.d_ff: 128, model.num_layers: 6, model.num_heads: 2, model.vocab_size: 256,
+   data.context_length: 64, data.batch_size: 2}
+- [1]
+""")
 RUN = {"measure.warmup_steps": 3, "measure.steps": 6, "measure.min_window_s": 1.0, "measure.probe_steps": 0}
 GIB = 2**30
 

@@ -89,21 +89,20 @@ def test_the_line_that_tells_is_the_message_and_types_and_numbers_count_too():
     assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")).where == "host"
 
 
-def _while_handling(error, *cause):
-    """Raises the error while another, of memory, is handled."""
-    try:
-        raise torch.OutOfMemoryError(GPU)
-    except RuntimeError as lack:
-        if cause:
-            raise error from {"it": lack, "none": None}[cause[0]]
-        raise error  # noqa: B904
+def after(lack, error, **cause):
+    """The error, raised while the lack of memory was handled, `from` a cause if one is given."""
+    error.__context__ = lack
+    if cause:
+        error.__cause__ = cause["cause"]
+    return error
 
 
 def test_causes_contexts_and_groups_are_followed_but_no_suppressed_ones_and_no_circles():
-    assert out_of_memory(_raised(lambda: _while_handling(ValueError("compile failed"), "it"))).where == "device"
-    assert out_of_memory(_raised(lambda: _while_handling(ValueError("while handling")))).requested_bytes == 20 * 2**30
-    assert out_of_memory(_raised(lambda: _while_handling(ValueError("another matter"), "none"))) is None
-    assert out_of_memory(_raised(lambda: _while_handling(KeyboardInterrupt()))) is None
+    lack = torch.OutOfMemoryError(GPU)
+    assert out_of_memory(after(lack, ValueError("compile failed"), cause=lack)).where == "device"
+    assert out_of_memory(after(lack, ValueError("while handling"))).requested_bytes == 20 * 2**30
+    assert out_of_memory(after(lack, ValueError("another matter"), cause=None)) is None
+    assert out_of_memory(after(lack, KeyboardInterrupt())) is None
     group = ExceptionGroup("ranks", [ValueError("x"), ExceptionGroup("inner", [RuntimeError(GPU)])])
     assert out_of_memory(group).where == "device"
     first, second = ValueError("a"), ValueError("b")

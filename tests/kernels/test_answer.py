@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 
 import pytest
 from paths import TRACES
 from plain_sums import plain_sums
+from tables import csv_of
 from trace_events import HandWritten
 
 from lmbench.kernels.answer import without_hidden
@@ -68,7 +67,7 @@ def test_a_device_that_never_idles_has_an_answer(tmp_path, printed):
 
 
 def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(printed, answered):
-    rows = list(csv.DictReader(io.StringIO(printed("kernels", COMPILED, "--format", "csv"))))
+    rows = csv_of(printed("kernels", COMPILED, "--format", "csv"))
     record = answered("kernels", COMPILED)
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()

@@ -80,19 +80,29 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, answ
 
 # The size `small`, at batch 4 and context 512.
 WIDTH, WIDE, LAYERS, VOCABULARY, TOKENS, CONTEXT = 768, 3072, 12, 10_000, 2048, 512
-H200 = {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}}
-FULL = {
-    "flops": {"per_token_flops": 260726784, "causal_per_token_flops": 251289600, "multiplier": 1, "reason": None},
-    "window": {"tokens": 4096, "steps": 2},
-    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
-    "world_size": 1,
-}
+RUNS = yaml.safe_load("""
+h200: &h200 {gpu: {name: NVIDIA H200, power_limit_w: 700.0}}
+full:
+  flops: {per_token_flops: 260726784, causal_per_token_flops: 251289600, multiplier: 1, reason: null}
+  window: {tokens: 4096, steps: 2}
+  environment: *h200
+  world_size: 1
+of_four_ranks:
+  flops: {per_token_flops: 6000000000, multiplier: 3}
+  environment: *h200
+  world_size: 4
+  model: {trainable_parameter_count: 1000000000, d_model: 1000, num_layers: 10}
+  window__tokens: 40000
+  window__steps: 1
+  precision: bf16-mixed
+  phases: {backward: {mean_s: 0.5}}
+""")
 
 
 def with_run(name, **changes):
     """The findings of a trace with the record of a full run, some of its fields changed."""
     findings = examined(name)
-    run = {**as_dict(findings.run), **FULL}
+    run = {**as_dict(findings.run), **RUNS["full"]}
     for field, value in changes.items():
         run[field] = {**run.get(field, {}), **value} if isinstance(value, dict) else value
     return replace(findings, run=msgspec.convert(run, RunRecord))
@@ -194,23 +204,11 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
     assert (fractions[0], math.isnan(fractions[1])) == (pytest.approx(0.75), True)
 
 
-BOUND = {
-    "flops": {"per_token_flops": 6000000000, "multiplier": 3},
-    "environment": {"gpu": {"name": "NVIDIA H200", "power_limit_w": 700.0}},
-    "world_size": 4,
-    "model": {"trainable_parameter_count": 1000000000, "d_model": 1000, "num_layers": 10},
-    "window__tokens": 40000,
-    "window__steps": 1,
-    "precision": "bf16-mixed",
-    "phases": {"backward": {"mean_s": 0.5}},
-}
-
-
 def bounds_of(folder, answered, strategy, **changes):
     """The rows of `lmbench ceiling RUN` for a run with this strategy, beside a ceiling of collectives."""
     rates = [(kind, 4, 10**8, 100e9) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
     (folder / "ceiling_x.json").write_text(json.dumps(ceiling_record(collectives=rates)))
-    run = make_run(folder / "runs", **{**BOUND, **changes}, config={"trainer": {"strategy": strategy}})
+    run = make_run(folder / "runs", **{**RUNS["of_four_ranks"], **changes}, config={"trainer": {"strategy": strategy}})
     return answered("ceiling", run)["tables"]["bounds"]
 
 
@@ -251,6 +249,6 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_used(tmp_path):
     records = [ceiling_record(day=1), ceiling_record(day=3), ceiling_record("NVIDIA A100-SXM4-80GB", day=9)]
     for number, text in enumerate([*map(json.dumps, records), "", "{}", "[1]", "[" * 100_000]):
         (tmp_path / f"ceiling_{number}.json").write_text(text)
-    path, _ = find_ceiling(tmp_path / "study" / "runs" / "cell-r0", msgspec.convert(H200, RunEnvironment))
+    path, _ = find_ceiling(tmp_path / "study" / "runs" / "cell-r0", msgspec.convert(RUNS["h200"], RunEnvironment))
     assert path.name == "ceiling_1.json"
     assert find_ceiling(tmp_path / "run", msgspec.convert({"gpu": {"name": "NVIDIA L4"}}, RunEnvironment)) is None

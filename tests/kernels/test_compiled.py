@@ -29,19 +29,21 @@ unheard_of | what_is_this
 """)
 )
 #: The launches of each graph: a kernel, and the modules of a block that it computes.
-GRAPHS = {
-    "two_modules": ["norm attention_norm", "mm attention.output", "mm ffn.up", "silu ffn", "mm ffn.down"],
-    "fused": ["norm attention_norm", "attention attention.core", "mm ffn.up"],
-    "sorted": ["norm attention_norm", "sort loss", "mm ffn.up"],
-    "repeated": ["norm attention_norm", "mm attention.q", "norm ffn_norm attention_residual", "mm ffn"],
-    "same": ["norm ffn_norm", "mm ffn.up", "mm ffn.gate", "silu ffn"],
-    "twin": ["norm ffn_norm", "mm ffn.up", "mm head", "silu ffn"],
-    "other": ["other head"],
-}
+GRAPHS = dict(
+    rows("""
+two_modules | norm attention_norm, mm attention.output, mm ffn.up, silu ffn, mm ffn.down
+fused | norm attention_norm, attention attention.core, mm ffn.up
+sorted | norm attention_norm, sort loss, mm ffn.up
+repeated | norm attention_norm, mm attention.q, norm ffn_norm attention_residual, mm ffn
+same | norm ffn_norm, mm ffn.up, mm ffn.gate, silu ffn
+twin | norm ffn_norm, mm ffn.up, mm head, silu ffn
+other | other head
+""")
+)
 
 
 def graph_of(name):
-    launches = [launch.split() for launch in GRAPHS[name]]
+    launches = [launch.split() for launch in GRAPHS[name].split(", ")]
     notes = [(KERNELS[kernel], [f"net.blocks.0.{path}" for path in paths]) for kernel, *paths in launches]
     return read_graphs([GraphNotes(notes)], {})
 

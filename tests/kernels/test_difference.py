@@ -7,6 +7,7 @@ import shutil
 import pytest
 from paths import TRACES
 from runs import make_run
+from tables import texts_of
 from trace_events import HandWritten, planted
 
 from lmbench.kernels.difference import compared, difference_answer
@@ -51,7 +52,7 @@ def test_an_option_that_changed_is_named(tmp_path):
         make_run(tmp_path / name, {"trainer.compile": choice})
         shutil.copy(EAGER / "trace.json.gz", tmp_path / name)
     lines = difference_answer(tmp_path / "a", tmp_path / "b").headline
-    assert [line.text for line in lines if line.label == "differs"] == ["trainer.compile: false -> true"]
+    assert texts_of(lines, "differs") == ["trainer.compile: false -> true"]
 
 
 #: The optimizer's collective, and that of the backward.
@@ -73,7 +74,7 @@ b:
 
 def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
     sides = [trace.write(tmp_path / f"{name}.json") for name, trace in planted(MOVED).items()]
-    lines = {line.label: line.text for line in difference_answer(*sides).headline}
-    assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"
-    assert lines["kinds"] == "gemm +0.001 ms"
-    assert any("of exposed communication" in line.text for line in difference_answer(*sides).headline)
+    headline = difference_answer(*sides).headline
+    assert texts_of(headline, "phases") == ["backward +0.051 ms, optimizer -0.050 ms"]
+    assert texts_of(headline, "kinds") == ["gemm +0.001 ms"]
+    assert any("of exposed communication" in line.text for line in headline)

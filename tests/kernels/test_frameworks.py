@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from paths import TRACES
-from tables import cases
-from trace_events import HandWritten, planted
+from tables import cases, texts_of
+from trace_events import HandWritten, examined, planted
 
 from lmbench.kernels.answer import kernels_answer
-from lmbench.kernels.findings import examine
 
 NOTE = {"Collective name": "broadcast", "dtype": "Long", "In msg nelems": 1}
 CHECK = "Lightning's SIGTERM check synchronizes each batch: training_epoch_loop.py, {} ms"
 
 
-def words(answer, label):
-    return [line.text for line in answer.headline if line.label == label]
+def costs(findings):
+    """What the answer says of costs."""
+    return texts_of(kernels_answer(findings).headline, "cost")
 
 
 def checked(note=NOTE, then="aten::item", at=100, steps=2):
@@ -45,11 +44,8 @@ def checked(note=NOTE, then="aten::item", at=100, steps=2):
 """,
     ids=str,
 )
-def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outside_of_the_phases(
-    changes, is_told, tmp_path
-):
-    answer = kernels_answer(examine(checked(**changes).write(tmp_path / "t.json")))
-    assert words(answer, "cost") == [CHECK.format("0.800")] * is_told
+def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outside_of_the_phases(changes, is_told):
+    assert costs(checked(**changes).examined()) == [CHECK.format("0.800")] * is_told
 
 
 #: Steps that end with the optimizer's are whole from its first one on.
@@ -68,9 +64,8 @@ own loop:
 """
 
 
-def test_a_cost_before_the_first_whole_step_is_in_no_mean_per_step(tmp_path):
-    path = planted(OWN_LOOP)["own loop"].write(tmp_path / "t.json")
-    assert words(kernels_answer(examine(path)), "cost") == [
+def test_a_cost_before_the_first_whole_step_is_in_no_mean_per_step():
+    assert costs(planted(OWN_LOOP)["own loop"].examined()) == [
         CHECK.format("0.800"),
         "gradients are copied out of buckets: 1.000 ms; gradient_as_bucket_view=True spares it",
     ]
@@ -78,7 +73,7 @@ def test_a_cost_before_the_first_whole_step_is_in_no_mean_per_step(tmp_path):
 
 def test_a_real_rank_has_lightnings_check_and_copies_of_gradients():
     """On two H200s by lmbench's `ddp`, in Lightning's default, which copies gradients out of their buckets."""
-    assert words(kernels_answer(examine(TRACES / "two_gpus" / "trace.json.gz")), "cost") == [
+    assert costs(examined("two_gpus")) == [
         CHECK.format("0.138"),
         "gradients are copied out of buckets: 0.130 ms; gradient_as_bucket_view=True spares it",
     ]
@@ -90,15 +85,14 @@ cpu_op | _compile.compile_inner (dynamo_timed)
 user_annotation | entire_frame_compile (dynamo_timed)
 python_function | torch/_dynamo/convert_frame.py(1633): _compile
 """)
-def test_compilation_in_a_trace_is_told_and_is_the_cause_of_its_wait(cat, name, tmp_path):
+def test_compilation_in_a_trace_is_told_and_is_the_cause_of_its_wait(cat, name):
     trace = HandWritten()
     trace.range("ProfilerStep#3", 0, 969_000)
     trace.launched(10, "sgemm", 20, 1_000)
     trace.add(cat, name, 20_000, 676_000)
     trace.op("aten::mm", 700_000, 30)
     trace.launched(700_010, "sgemm", 700_020, 268_000)
-    path = trace.write(tmp_path / "t.json")
-    answer = kernels_answer(examine(path))
-    assert words(answer, "compiling") == ["676.00 of 969.00 ms: warm up before recording"]
-    assert words(answer, "idle")[0].startswith("676.00 of 700.00 ms in compiling")
-    assert "ms in compiling; warm up before recording" in words(answer, "outside")[0]
+    headline = kernels_answer(trace.examined()).headline
+    assert texts_of(headline, "compiling") == ["676.00 of 969.00 ms: warm up before recording"]
+    assert texts_of(headline, "idle")[0].startswith("676.00 of 700.00 ms in compiling")
+    assert "ms in compiling; warm up before recording" in texts_of(headline, "outside")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 
-import pytest
 from paths import TRACES
 from tables import cases, rows
 
@@ -103,33 +102,22 @@ def test_short_names_have_no_template_noise():
         assert not set("<>{}*") & set(short.replace("->", "")), name
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
-            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
-            "vec_elementwise[add]",
-        ),
-        (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
-            "FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4> >"
-            "(int)",
-            "multi_tensor_apply[FusedAdamMath]",
-        ),
-        (
-            "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>"
-            "(cutlass_80_simt_sgemm_128x256_8x4_nt_align1::Params)",
-            "cutlass_80_simt_sgemm_128x256_8x4_nt_align1",
-        ),
-        ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN"),
-        ("void split_embedding_codegen_device_kernel<float, 4>(int)", "split_embedding_codegen_device_kernel"),
-        # Only the namespaces tell a function called `kernel`: cuBLAS has one, and so has many a program.
-        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, false>", "internal::gemvx::kernel"),
-        ("void kernel<float, 128>(float*, Params)", "kernel"),
-        ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
-    ],
-)
+@cases("""
+- [name, short]
+- ["void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int,
+    at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)", "vec_elementwise[add]"]
+- ["void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous
+    namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4>
+    >(int)", "multi_tensor_apply[FusedAdamMath]"]
+- ["void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(int)",
+    cutlass_80_simt_sgemm_128x256_8x4_nt_align1]
+- [&nvjet nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN, *nvjet]
+- ["void split_embedding_codegen_device_kernel<float, 4>(int)", split_embedding_codegen_device_kernel]
+# Only the namespaces tell a function called `kernel`: cuBLAS has one, and so has many a program.
+- ["std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, false>", "internal::gemvx::kernel"]
+- ["void kernel<float, 128>(float*, Params)", kernel]
+- [_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_, add_rmsnorm_quant_kernel]
+""")
 def test_short_names_tell_what_ran(name, short):
     assert short_name(name) == short
 

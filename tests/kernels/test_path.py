@@ -6,7 +6,7 @@ import gzip
 import json
 
 import pytest
-from runs import make_run, make_sweep, rows_of
+from runs import make_run, rows_of
 from tables import cases, flat
 from trace_events import HandWritten, examined, planted, write_ranks
 
@@ -240,7 +240,7 @@ def test_the_path_of_a_trace_without_steps_is_of_the_whole_trace_and_has_no_chan
     assert "What if" not in text
 
 
-def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_the_measured_one(tmp_path):
+def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_the_measured_one(swept):
     def change(run, _):
         place = run["sweep"]["axes"]
         times = {"phases.step.mean_s": {"nothing": 0.1, "layers=0.5": 0.08}[place["measure.what_if"]]}
@@ -250,7 +250,7 @@ def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_th
 
     cells = [{"measure.what_if": "nothing"}, {"measure.what_if": "layers=0.5"}]
     cells.append({"measure.what_if": "nothing", "pass": "kernels"})
-    rows = rows_of(make_sweep(tmp_path / "checked", cells, view="what_if", change=change))
+    rows = rows_of(swept(cells, view="what_if", change=change))
     (row,) = [row for row in rows if row["measure.what_if"] == "layers=0.5"]
     assert row["predicted_step_s"] == pytest.approx(0.075)
     assert row["step_prediction_error_fraction"] == pytest.approx(0.075 / 0.08 - 1)

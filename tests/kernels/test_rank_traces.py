@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from plain_sums import plain_sums
 from tables import cases
 from trace_events import HandWritten, write_ranks
 
 from conftest import check_golden
 
-COLLECTIVES = {
-    "all-reduce": {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"},
-    "all-gather": {"Collective name": "_allgather_base", "In msg nelems": 300, "Out msg nelems": 600, "dtype": "Half"},
-    "point-to-point": {"Collective name": "send", "In msg nelems": 8, "dtype": "Long"},
-}
-GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+NOTES = yaml.safe_load("""
+group: {Group size: 2, Process Group Name: "0", Process Group Ranks: "[0, 1]"}
+all-reduce: {Collective name: allreduce, In msg nelems: 1000, Out msg nelems: 1000, dtype: Float}
+all-gather: {Collective name: _allgather_base, In msg nelems: 300, Out msg nelems: 600, dtype: Half}
+point-to-point: {Collective name: send, In msg nelems: 8, dtype: Long}
+""")
 
 
 def write_rank(folder, rank, names=("all-reduce", "all-gather"), first_step=7, lasts=3, **group):
@@ -32,7 +33,7 @@ def write_rank(folder, rank, names=("all-reduce", "all-gather"), first_step=7, l
         for number, name in enumerate(names):
             begin, end = ready + 41 * number, ready + 41 * number + 40
             begin = begin if number else at + 20 + product_us
-            note = {**COLLECTIVES[name], **GROUP, **group}
+            note = {**NOTES[name], **NOTES["group"], **group}
             # Some profilers note only the operator, which has ended when messages are launched together.
             trace.op("record_param_comms", at + 5 + 3 * number, lasts, **note)
             trace.launched(at + 6 + 3 * number, "ncclKernel_SendRecv", begin, end - begin, 9, **({} if step else note))

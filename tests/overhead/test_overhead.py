@@ -137,6 +137,14 @@ def test_do_bench_trains_the_same_and_leaves_out_the_time_between_steps(monkeypa
 BARE = ArmWindow(10, 0.010, 4.0, 3.0)
 
 
+@pytest.fixture
+def _fitted(monkeypatch):
+    """Every `lmbench fit` leaves a record of the same steps as BARE, with pauses."""
+    window, loss = Window(steps=10, wall_s=0.075, excluded_s=0.025), Loss(first=4.0, last=3.0)
+    record = RunRecord(1, "ok", world_size=1, window=window, loss=loss)
+    monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_, **__: record)
+
+
 def test_differences_are_paired_by_round_and_compared_with_bares():
     """All arms drift by 1 ms a round. The drift cancels in pairs, so the intervals in seconds have no width."""
     rounds = []
@@ -163,10 +171,8 @@ def test_where_both_took_turns_these_tell_the_steps_without_the_first_turn_and_p
     assert (pair.turns, pair_of("do_bench", 0, bare, other).step_s) == (5, 0.011)
 
 
-def test_the_harness_costs_its_pauses_too(monkeypatch, tmp_path):
-    window = Window(steps=10, wall_s=0.075, excluded_s=0.025)
-    record = RunRecord(1, "ok", window=window, loss=Loss(first=4.0, last=3.0))
-    monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_, **__: record)
+@pytest.mark.usefixtures("_fitted")
+def test_the_harness_costs_its_pauses_too(tmp_path):
     assert measure_arm("harness", [], tmp_path) == replace(BARE, step_s=pytest.approx(0.010))
 
 
@@ -187,6 +193,7 @@ def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
         run_python("-c", program)
 
 
+@pytest.mark.usefixtures("_fitted")
 @pytest.mark.parametrize(("round_index", "rounds"), [(1, None), (2, 2)])
 def test_an_interruption_leaves_the_answer_of_complete_rounds(round_index, rounds, monkeypatch, tmp_path):
     def measure(arm, options, folder, heard):
@@ -194,7 +201,6 @@ def test_an_interruption_leaves_the_answer_of_complete_rounds(round_index, round
             raise KeyboardInterrupt
         return BARE, BARE
 
-    monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_, **__: RunRecord(1, "ok", window=Window(steps=10)))
     monkeypatch.setattr("lmbench.overhead._in_turns", measure)
     monkeypatch.setattr("lmbench.overhead._one_by_one", lambda *words, **_: measure(*words))
     with nullcontext() if rounds else pytest.raises(KeyboardInterrupt):
@@ -215,6 +221,7 @@ def test_the_harness_and_a_bare_loop_are_measured_in_turns(monkeypatch, answered
     assert all(pair["turns"] >= 3 and pair["bare_s"] > 0 for pair in answer["measurements"])
 
 
+@pytest.mark.usefixtures("_fitted")
 def test_processes_that_do_not_run_together_are_measured_one_by_one(monkeypatch, capsys):
     order = []
 
@@ -224,9 +231,6 @@ def test_processes_that_do_not_run_together_are_measured_one_by_one(monkeypatch,
         order.append(arm)
         return BARE
 
-    monkeypatch.setattr(
-        "lmbench.overhead.run_fit", lambda *_, **__: RunRecord(1, "ok", world_size=1, window=Window(steps=4))
-    )
     monkeypatch.setattr("lmbench.overhead.measure_arm", measure)
     assert main(["overhead", "--rounds=2", "--json", "--do_bench", *TINY]) == 0
     out, err = capsys.readouterr()

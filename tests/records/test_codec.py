@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tables import stored
+from tables import cases, stored
 
 from lmbench.records.codec import DamagedRecord, decode_run, decode_step, encode_run, encode_step
 from lmbench.records.measured import Guard
@@ -45,11 +45,14 @@ def test_unknown_fields_of_a_later_lmbench_are_ignored():
     assert decode_run(_json(colour="red", window={"wall_s": 1.0, "wall_ms": 1000})).window.wall_s == 1.0
 
 
-@pytest.mark.parametrize(
-    ("number", "read"),
-    [(1e201, math.inf), (-1.7e308, -math.inf), (1e199, 1e199), (2**63, hex(2**63)), (-(2**64), hex(-(2**64)))],
-    ids=lambda number: "",
-)
+@cases("""
+- [number, read]
+- [1.0e+201, .inf]
+- [-1.7e+308, -.inf]
+- [1.0e+199, 1.0e+199]
+- [9223372036854775808, "0x8000000000000000"]
+- [-18446744073709551616, "-0x10000000000000000"]
+""")
 def test_what_a_user_sets_records_or_logs_comes_back_also_where_it_is_larger_than_a_reader_takes(number, read):
     run = RunRecord(SCHEMA_VERSION, "ok", config={"model": [number]}, rooms={"mine": {"x": number}})
     scalars = {"x": number, "n": math.nan} if isinstance(number, float) else {}

@@ -97,15 +97,13 @@ def publish(folder):
 
 def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path, printed):
     code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
-    axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
-    change = {"environment.code": code}
-    make_sweep(tmp_path / "precision", axes, view="precision", repeats=3, change=lambda *_: change)
-    # A further run of a process is no sample.
-    (run, *_) = (tmp_path / "precision" / "runs").iterdir()
-    record = json.loads((run / "run.json").read_text())
-    again = run.with_name(f"{run.name.rpartition('-r')[0]}-r3")
-    again.mkdir()
-    (again / "run.json").write_text(json.dumps(record | {"run_id": again.name}))
+    pids = {"32-true": 10, "bf16-mixed": 20}
+
+    def change(run, repeat):
+        # A further run of a process is no sample.
+        return {"environment.code": code, "pid": pids[run["precision"]] + min(repeat, 2)}
+
+    make_sweep(tmp_path / "precision", {"trainer.precision": [*pids]}, view="precision", repeats=4, change=change)
     page, rows = publish(tmp_path)
     assert len(tables_of(page)) == 2
     assert without_row(page, rows) == set()

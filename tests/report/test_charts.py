@@ -6,17 +6,16 @@ import itertools
 import json
 import re
 
+import yaml
 from browser import look, needs_browser, operate
 from report_golden import CASES
-from runs import make_sweep, section_of
+from runs import section_of, table_of
 
 from lmbench.cli import main
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.answer import Chart
 from lmbench.report.charts import steps_charts
 from lmbench.report.page import chart_html, svg
-
-_AXES = "trainer.precision", "data.context_length", "model.attention", "trainer.compile"
 
 
 def make_page(tmp_path, *cases):
@@ -32,24 +31,23 @@ def make_page(tmp_path, *cases):
 
 
 def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tmp_path):
-    first, second = (make_page(tmp_path / name, "step_times", "any_sweep").read_text() for name in ("a", "b"))
+    first, second = (make_page(tmp_path / name, "step_times", "any_sweep").read_text() for name in "ab")
     assert first == second
     assert re.search(r"<link|@import|\ssrc=|javascript:", re.sub(r"(?s)<script>.*?</script>", "", first)) is None
     assert "default-src 'none'" in first
 
 
-def test_a_page_names_its_subject_and_links_to_its_sections_if_it_has_several(tmp_path):
-    one, two = (
-        make_page(tmp_path / str(len(cases)), *cases) for cases in (["step_times"], ["step_times", "any_sweep"])
-    )
-    assert ["<nav" in page.read_text() for page in (one, two)] == [False, True]
-    run, shown = make_sweep(tmp_path / "sweep", {"model.size": ["small"]}) / "runs", tmp_path / "show.html"
+def test_a_page_names_its_subject_and_links_to_its_sections_if_it_has_several(tmp_path, swept):
+    for cases in (["step_times"], ["step_times", "any_sweep"]):
+        page = make_page(tmp_path / str(len(cases)), *cases).read_text()
+        assert ("<nav" in page) == (len(cases) > 1)
+    run, shown = swept({"model.size": ["small"]}) / "runs", tmp_path / "show.html"
     assert main(["show", str(next(run.iterdir())), f"--output={shown}"]) == 0
     assert re.search("<title>small, .*parameters", shown.read_text()) is not None
 
 
-def test_the_picture_of_steps_has_the_phases_of_a_usual_step_and_not_of_the_first_alone(tmp_path):
-    folder = make_sweep(tmp_path / "sweep", {"model.size": ["small"]}) / "runs"
+def test_the_picture_of_steps_has_the_phases_of_a_usual_step_and_not_of_the_first_alone(swept):
+    folder = swept({"model.size": ["small"]}) / "runs"
     steps = next(folder.glob("*/steps.jsonl"))
     lines = [json.loads(line) for line in steps.read_text().splitlines()]
     for number, line in enumerate(lines):
@@ -98,48 +96,45 @@ def test_in_a_browser_a_page_fits_asks_for_nothing_and_sorts_its_tables(tmp_path
     assert before == after != down
 
 
+#: Cells of which two have long labels, since all of these settings differ.
+LABELS = """
+- {trainer.precision: 32-true, model.attention: naive, data.batch_size: 4, model.size: small, trainer.recompute: null}
+- &long {trainer.precision: bf16-mixed, model.attention: sdpa_efficient, data.batch_size: 16, model.size: medium,
+    trainer.recompute: {keep: attention}}
+- {<<: *long, model.size: large}
+"""
+
+
 @needs_browser
-def test_a_bar_whose_label_is_longer_than_the_page_has_the_whole_label(tmp_path):
-    plain = {"trainer.precision": "32-true", "model.attention": "naive", "data.batch_size": 4, "model.size": "small"}
-    long = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa_efficient", "data.batch_size": 16}
-    kept = {"trainer.recompute": {"keep": "attention"}, "model.size": "medium"}
-    cells = [{**plain, "trainer.recompute": None}, {**long, **kept}, {**long, **kept, "model.size": "large"}]
+def test_a_bar_whose_label_is_longer_than_the_page_has_the_whole_label(tmp_path, swept):
+    cells = yaml.safe_load(LABELS)
     page = tmp_path / "page.html"
-    assert main(["report", str(make_sweep(tmp_path / "sweep", cells)), f"--output={page}"]) == 0
+    assert main(["report", str(swept(cells)), f"--output={page}"]) == 0
     seen = look(page, 360)
     assert seen["charts"] == 3
     assert seen["cut_texts"] == []
 
 
-def test_a_series_has_one_colour_in_all_charts_of_a_page_whatever_others_a_chart_has(tmp_path):
-    ways = {
-        "32-true": [("naive", False), ("sdpa", True)],
-        "bf16-mixed": [("naive", False), ("naive", True), ("sdpa", True)],
-    }
+def test_a_series_has_one_colour_in_all_charts_of_a_page_whatever_others_a_chart_has(swept):
+    backends = {"32-true": ["naive", "sdpa"], "bf16-mixed": ["naive", "flex", "sdpa"]}
     cells = [
-        dict(zip(_AXES, (precision, context, *way), strict=True))
-        for precision, context in itertools.product(ways, (256, 512))
-        for way in ways[precision]
+        {"trainer.precision": precision, "data.context_length": context, "model.attention": attention}
+        for precision, context in itertools.product(backends, (256, 512))
+        for attention in backends[precision]
     ]
-    home = make_sweep(tmp_path / "sweep", cells, fixed={"model.size": "small"})
-    chart = {"title": "Step", "kind": "lines", "y": "step_s", "x": "context", "series": ["attention", "compile"]}
-    view = tmp_path / "view.yaml"
-    tables = [{"title": "Step", "columns": ["step_s"]}]
-    view.write_text(json.dumps({"view": {"title": "Step", "tables": tables, "charts": [chart]}}))
-    scales = [
-        chart.spec["layer"][-1]["encoding"]["color"]["scale"] for chart in section_of(home, view=str(view)).charts()
-    ]
-    assert [len(scale["domain"]) for scale in scales] == [2, 3]
-    colours = [dict(zip(scale["domain"], scale["range"], strict=True)) for scale in scales]
-    assert colours[0].items() <= colours[1].items()
-    assert len({*colours[1].values()}) == 3
+    chart = {"title": "Step", "kind": "lines", "y": "step_s", "x": "context", "series": ["attention"]}
+    charts = section_of(swept(cells, view=table_of("step_s", charts=[chart]))).charts()
+    scales = [chart.spec["layer"][-1]["encoding"]["color"]["scale"] for chart in charts]
+    two, three = (dict(zip(scale["domain"], scale["range"], strict=True)) for scale in scales)
+    assert two.items() < three.items()
+    assert len({*three.values()}) == 3
 
 
-def test_a_stack_leaves_out_the_phases_that_no_bar_would_show(tmp_path):
+def test_a_stack_leaves_out_the_phases_that_no_bar_would_show(swept):
     def change(run, repeat):
         return {"phases.other.mean_s": 1e-6, "phases.transfer.mean_s": 0.01, "phases.data.mean_s": 1e-6}
 
-    home = make_sweep(tmp_path / "a", {"mode": ["forward", "inference"]}, fixed={"model.size": "small"}, change=change)
+    home = swept({"mode": ["forward", "inference"]}, fixed={"model.size": "small"}, change=change)
     (stack,) = (chart for chart in section_of(home, view="step_times").charts() if chart.title == "Where the step goes")
     series = {point["series"] for point in stack.spec["data"]["values"]}
     assert {"forward", "transfer"} <= series

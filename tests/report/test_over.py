@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import random
@@ -14,7 +13,7 @@ import pytest
 import yaml
 from repository import git
 from runs import BASE, make_run, make_sweep
-from tables import flat
+from tables import csv_of, flat
 
 from lmbench.records.statistics import level_changes
 
@@ -110,7 +109,7 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     assert text.count("(+100.00 .. +100 %, host old -> new) at 070707070") == 1
     assert text.count("medium: no change over 10 points") == 1
     assert "code at" not in text
-    rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
+    rows = csv_of(printed("report", "results", "--over=commit", "--format=csv"))
     assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS] * 2
     (marked,) = [row for row in rows if row["step_change_fraction"]]
     assert (marked["size"], marked["commit"], marked["ok_runs"]) == ("small", COMMITS[6][:9], "3")
@@ -130,18 +129,16 @@ def test_revisions_of_one_sweep_are_followed_in_the_order_of_its_file(tmp_path, 
 
     def change(run, repeat):
         name = run["sweep"]["axes"]["environment"]
-        started_at = f"2026-11-0{names.index(name) + 1}T00:00:00+00:00"
         # The third commit keeps more on the host; there is no other memory on a CPU.
-        memory = {"host_peak_rss_bytes": (3 if name in "aacc" else 2) * 2**30}
-        code = {"project": {"commit": name * 20, "is_dirty": False}}
-        environment = {**BASE["environment"], "code": code}
-        facts = {"sweep.environment": name, "environment": environment, "memory": memory, "device_type": "cpu"}
-        return {"started_at": started_at, **facts}
+        return {
+            "started_at": f"2026-11-0{names.index(name) + 1}T00:00:00+00:00", "device_type": "cpu",
+            "memory": {"host_peak_rss_bytes": (3 if name in "aacc" else 2) * 2**30}, "sweep.environment": name,
+            "environment": BASE["environment"] | {"code": {"project": {"commit": name * 20, "is_dirty": False}}},
+        }  # fmt: skip
 
     make_sweep(tmp_path / "s", [{"environment": name} for name in names], repeats=3, change=change)
-    shown = [row["environment"] for row in csv.DictReader(printed("report", "s", "--format=csv").splitlines())]
-    assert shown == names
-    rows = list(csv.DictReader(printed("report", "s", "--over=commit", "--format=csv").splitlines()))
+    assert [row["environment"] for row in csv_of(printed("report", "s", "--format=csv"))] == names
+    rows = csv_of(printed("report", "s", "--over=commit", "--format=csv"))
     assert [row["commit"] for row in rows] == [(name * 20)[:9] for name in names]
     assert [row["peak_change_fraction"][:4] for row in rows] == ["", "", "0.49", ""]
     assert "no configuration was measured at two of them" in refused("report", "s", "--over=time")

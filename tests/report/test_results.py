@@ -7,7 +7,8 @@ import shutil
 import statistics
 
 import pytest
-from runs import ended, make_run, make_sweep, rows_of, section_of
+from runs import ended, make_run, make_sweep, rows_of, section_of, table_of
+from tables import cases, texts_of
 
 from lmbench.catalogue import make_catalogue
 from lmbench.report.results import report_on, rows_table
@@ -16,22 +17,22 @@ STEP = "phases.step.mean_s"
 
 
 @pytest.mark.parametrize("means", [[0.1, 0.102, 0.107], [0.02, 0.02, 0.3], [0.1]])
-def test_the_spread_is_that_between_processes_or_within_the_only_one(means, tmp_path):
-    def change(_, repeat):
-        return {STEP: means[repeat], "phases.step.std_s": 0.001}
-
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, repeats=len(means), change=change)
+def test_the_spread_is_that_between_processes_or_within_the_only_one(means, swept):
+    home = swept(repeats=len(means), change=lambda _, repeat: {STEP: means[repeat], "phases.step.std_s": 0.001})
     (row, _), section = rows_of(home), section_of(home)
-    std = statistics.stdev(means) if means[1:] else 0.001
+    is_single = len(means) == 1
+    std = 0.001 if is_single else statistics.stdev(means)
     assert (row["step_s"], row["step_std_s"]) == pytest.approx((statistics.fmean(means), std))
-    spread = "between 3 processes" if means[1:] else "of the steps within one run"
+    spread = "of the steps within one run" if is_single else "between 3 processes"
     assert section.tables[0].caption.endswith(f"mean ± std {spread}")
     # Whiskers are the interval between processes.
     point, _ = section.charts()[0].spec["data"]["values"]
-    ends = [row.get(f"step_{end}_s") for end in ("low", "high")]
-    assert [point.get("low"), point.get("high")] == [end if end is None else pytest.approx(1e3 * end) for end in ends]
-    assert (ends[0] is None) == (not means[1:])
-    assert (ends[0] or 0) >= 0
+    low, high = row.get("step_low_s"), row.get("step_high_s")
+    if is_single:
+        assert (low, high, point.get("low")) == (None, None, None)
+    else:
+        assert 0 <= low < row["step_s"] < high
+        assert (point["low"], point["high"]) == pytest.approx((1e3 * low, 1e3 * high))
 
 
 def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_chart_of_bars(tmp_path):
@@ -43,58 +44,51 @@ def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_c
     assert sections[0].charts() == []
 
 
-@pytest.mark.parametrize(
-    ("columns", "padding", "text"),
-    [
-        (["step_s", "tokens_per_s"], 0.388, "; tokens/s counts padding, 0.5 % to 38.8 % of the tokens"),
-        (["step_s", "tokens_per_s"], 0.006, "processes"),
-        (["step_s"], 0.388, "processes"),
-    ],
-)
-def test_a_table_with_throughput_says_how_much_of_it_is_padding(columns, padding, text, tmp_path):
+@cases("""
+- [columns, padding, text]
+- [[step_s, tokens_per_s], 0.388, "; tokens/s counts padding, 0.5 % to 38.8 % of the tokens"]
+- [[step_s, tokens_per_s], 0.006, processes]
+- [[step_s], 0.388, processes]
+""")
+def test_a_table_with_throughput_says_how_much_of_it_is_padding(columns, padding, text, swept):
     def change(run, _):
         return {"data.padding_fraction": {4: 0.005, 8: padding}[run["config"]["data"]["batch_size"]]}
 
-    view = {"title": "T", "tables": [{"title": "T", "columns": columns}]}
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    home = swept(view=table_of(*columns), repeats=3, change=change)
     assert section_of(home).tables[0].caption.removesuffix(" (data.padding_fraction)").endswith(text)
 
 
-def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(tmp_path):
+def test_rates_of_attention_agree_with_the_mean_time_of_its_passes(swept):
     def change(_, repeat):
         flops = {"flops.per_token_flops": 1200, "flops.multiplier": 3}
         return flops | {"model.head_dim": 16, "phases.forward.mean_s": [0.001, 0.003][repeat]}
 
-    view = {"title": "T", "tables": [{"title": "T", "columns": ["forward_s", "forward_flops_per_s"]}]}
-    axes = {"data.batch_size": [4]}
-    (row,) = rows_of(make_sweep(tmp_path / "s", axes, view=view, repeats=2, change=change))
+    view, axes = table_of("forward_s", "forward_flops_per_s"), {"data.batch_size": [4]}
+    (row,) = rows_of(swept(axes, view=view, repeats=2, change=change))
     assert row["forward_s"] == pytest.approx(0.002)
     tokens = 4 * row["context"]
     assert row["forward_flops_per_s"] == pytest.approx(1200 / 3 * tokens / 0.002)
 
 
-def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(tmp_path):
-    view = {"title": "Mine", "tables": [
-        {"title": "Peaks", "columns": ["predicted_peak_bytes", "trace_host_wait_fraction", "step_s"]},
-        {"title": "Kernels", "columns": ["step_*_kind_fraction"]},
-    ]}  # fmt: skip
+def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(swept):
+    view = table_of("predicted_peak_bytes", "trace_host_wait_fraction", "step_s")
+    view["tables"].append({"title": "Kernels", "columns": ["step_*_kind_fraction"]})
     # A trace that does not say how long the device waited.
     trace = {"kernels": {"phases": {"step": {"window_s": 0.05}}}}
-    axes = {"data.batch_size": [4, 8]}
-    section = section_of(make_sweep(tmp_path / "s", axes, view=view, change=lambda *_: trace))
+    section = section_of(swept(view=view, change=lambda *_: trace))
     (shown,) = section.tables
     assert [column.title for column in shown.columns] == ["batch", "step"]
     assert "no run has figures of Kernels" in [line.text for line in section.notes]
 
 
-def test_a_row_says_what_its_figures_are_where_the_caption_does_not(tmp_path):
+def test_a_row_says_what_its_figures_are_where_the_caption_does_not(swept):
     def change(run, repeat):
         is_baseline = run["data"]["batch_size"] == 4
         host = {"environment.host.hostname": f"node_{repeat}"} if is_baseline else {}
         return host | ({} if is_baseline or repeat == 0 else {"outcome": "interrupted"})
 
-    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s", "speedup"]}], "baseline": {"batch": 4}}
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=3, change=change)
+    view = table_of("step_s", "speedup", baseline={"batch": 4})
+    home = swept(view=view, repeats=3, change=change)
     (table,) = section_of(home).tables
     assert [cell.notes for row in table.cells for cell in row if cell.notes] == [
         ("mean over runs that differ in host: node_0, node_1, node_2",),
@@ -116,8 +110,7 @@ def test_runs_of_one_process_are_one_sample(tmp_path):
 def test_sizes_of_several_widths_are_in_one_chart_unless_a_size_has_several_shapes(tmp_path):
     shapes = [(64, 2), (128, 4), (128, 8)]
     cells = [{"model.d_model": width, "model.num_layers": 2, "model.num_heads": heads} for width, heads in shapes]
-    charts = {"kind": "bars", "title": "Step time", "x": "size"}
-    view = {"title": "T", "tables": [{"title": "T", "columns": ["step_s"]}], "charts": [charts]}
+    view = table_of("step_s", charts=[{"kind": "bars", "title": "Step time", "x": "size"}])
     titles = [
         [chart.title for chart in section_of(make_sweep(tmp_path / str(count), cells[:count], view=view)).charts()]
         for count in (2, 3)
@@ -126,34 +119,29 @@ def test_sizes_of_several_widths_are_in_one_chart_unless_a_size_has_several_shap
 
 
 def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):
-    others = [{"data.batch_size": 8}, {"model.weight_decay": 0.5}]
-    for index, settings in enumerate([{}, {}, {}, *others]):
+    for index, settings in enumerate([{}, {}, {}, {"data.batch_size": 8}, {"model.weight_decay": 0.5}]):
         make_run(tmp_path / str(index), settings)
     make_run(tmp_path / "host", {}, {"environment.host.hostname": "b"})
-    loaded = {"environment.variables": {"LD_PRELOAD": "a.so", "X_DIR": "b"}}
-    for name, changes in (("loaded", loaded), ("plain", {})):
-        make_run(tmp_path / name, {"data.batch_size": 2}, changes)
-    variables = {row["run_ids"]: row["variables"] for row in rows_of(tmp_path) if row["batch"] == 2}
-    assert variables == {"loaded": "LD_PRELOAD=a.so", "plain": "none"}
-    runs = {(row["batch"], row["model.weight_decay"], row["host"] == "b"): row["runs"] for row in rows_of(tmp_path)}
-    assert runs == {
-        (4, 0.1, False): 3, (8, 0.1, False): 1, (4, 0.5, False): 1, (4, 0.1, True): 1, (2, 0.1, False): 1,
-    }  # fmt: skip
+    variables = {"LD_PRELOAD": "a.so", "X_DIR": "b"}
+    make_run(tmp_path / "loaded", {}, {"environment.variables": variables})
+    rows = {row["run_ids"]: row for row in rows_of(tmp_path)}
+    assert {ids: row["runs"] for ids, row in rows.items()} == {"0 1 2": 3, "3": 1, "4": 1, "host": 1, "loaded": 1}
+    assert [rows[ids]["variables"] for ids in ("3", "loaded")] == ["none", "LD_PRELOAD=a.so"]
     caption = section_of(tmp_path).tables[0].caption
     assert caption.endswith("mean ± std between 3 processes, or of the steps of a single one")
 
 
-def test_what_a_run_recorded_goes_before_what_was_planned_for_one_that_died(tmp_path):
+def test_what_a_run_recorded_goes_before_what_was_planned_for_one_that_died(swept):
     def change(run, repeat):
         run["config"]["trainer"]["devices"] = "auto" if repeat == 0 else 1
         return {"outcome": "timeout", "world_size": None, "phases": None} if repeat == 0 else {"world_size": 1}
 
-    (row,) = rows_of(make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=2, change=change))
+    (row,) = rows_of(swept({"data.batch_size": [4]}, repeats=2, change=change))
     assert row["ranks"] == 1
 
 
-def test_a_baseline_may_name_what_follows_from_other_facts(tmp_path):
-    home = make_sweep(tmp_path / "s", {"model.optimizer_variant": ["fused", "loop"]})
+def test_a_baseline_may_name_what_follows_from_other_facts(swept):
+    home = swept({"model.optimizer_variant": ["fused", "loop"]})
     names = {row["optimizer"] for row in rows_of(home)}
     rows = rows_of(home, baseline=f"optimizer={min(names)}")
     assert [row["speedup"] for row in rows] == [pytest.approx(1.0)] * 2
@@ -173,7 +161,7 @@ def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from
         return {"replay_command": f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"}
 
     for machine in ("machine a", "b"):
-        home = make_sweep(tmp_path / machine / "s", {"data.batch_size": [4, 8]}, change=change)
+        home = make_sweep(tmp_path / machine / "s", change=change)
         (run, *_) = (home / "runs").iterdir()
         (run / "config.yaml").touch()
     assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "b/s"}
@@ -196,7 +184,7 @@ def test_a_stage_of_a_tuning_is_one_table_over_its_folders_and_lacks_nothing(tmp
     assert "unfinished" not in [line.label for line in section.headline]
 
 
-def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(tmp_path):
+def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undecided(swept):
     def change(run, repeat):
         ranks = run["sweep"]["axes"]["trainer.devices"]
         if ranks == "auto":
@@ -204,12 +192,8 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
         rate = {1: 100, 2: 199, 4: 300}[ranks] * (1 + 0.01 * repeat)
         return {"world_size": ranks, "throughput.tokens_per_s": rate}
 
-    view = {
-        "title": "T",
-        "tables": [{"title": "T", "columns": ["scaling_efficiency_fraction"]}],
-        "baseline": {"ranks": 1},
-    }
-    home = make_sweep(tmp_path / "s", {"trainer.devices": [1, 2, 4, "auto"]}, view=view, repeats=3, change=change)
+    view = table_of("scaling_efficiency_fraction", baseline={"ranks": 1})
+    home = swept({"trainer.devices": [1, 2, 4, "auto"]}, view=view, repeats=3, change=change)
     *figures, died = (row[-1] for row in section_of(home).tables[0].cells)
     assert died.text == "timeout (setup)"
     assert [figure.value for figure in figures] == pytest.approx([1, 0.995, 0.75])
@@ -217,7 +201,7 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
     assert figures[2].low < 0.75 < figures[2].high < 0.8
 
 
-def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
+def test_speed_up_and_memory_saving_are_against_the_named_baseline(swept):
     def change(run, repeat):
         step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)
         step_s *= 1 + 0.01 * repeat
@@ -226,29 +210,28 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
         rate *= 3 if rate == 40960 else 1
         return {STEP: step_s, "throughput.tokens_per_s": rate, "memory.run_peak_allocated_bytes": peak}
 
-    pairs = [("32-true", 4), ("bf16-mixed", 4), ("bf16-mixed", 8)]
-    cells = [{"trainer.precision": precision, "data.batch_size": batch} for precision, batch in pairs]
-    home = make_sweep(tmp_path / "s", cells, view="precision", repeats=3, change=change)
+    axes = {"trainer.precision": ["32-true", "bf16-mixed"], "data.batch_size": [4, 8]}
+    home = swept(axes, view="precision", repeats=3, change=change)
     rows = {(row["precision"], row["batch"]): row for row in rows_of(home)}
     base, faster = rows["32-true", 4], rows["bf16-mixed", 4]
-    assert (base["speedup"], faster["baseline"]) == (pytest.approx(1.0), "fp32 eager")
-    assert (faster["speedup"], faster["memory_change_fraction"]) == pytest.approx((2.0, -0.25))
+    assert (faster["baseline"], faster["memory_change_fraction"]) == ("fp32 eager", pytest.approx(-0.25))
+    assert faster["speedup"] == pytest.approx(2.0)
     assert faster["speedup_low"] < 2 < faster["speedup_high"]
-    assert (base["speedup_low"], base["speedup_high"]) == (None, None)
+    assert [base.get(f"speedup{end}") for end in ("", "_low", "_high")] == [pytest.approx(1.0), None, None]
     # A step of twice as many tokens is twice as much work, so the speed-up is the ratio of the rates.
     by_tokens = rows_of(home, baseline="precision=32-true,batch=4")
     expected = pytest.approx(rows["bf16-mixed", 8]["tokens_per_s"] / base["tokens_per_s"])
-    assert [row["speedup"] for row in by_tokens if row["batch"] == 8] == [expected]
+    assert by_tokens[-1]["speedup"] == expected
 
 
-def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path):
+def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(swept):
     def change(run, _repeat):
         loss, norm = (9.0, 2.0) if run["precision"] == "32-true" else (9.01, 2.1)
         seed = 7 if run["precision"] == "bf16-true" else 0
         return {"loss.first": loss, "warmup": {"gradient_norm": norm}, "config.seed_everything": seed}
 
     axes = {"trainer.precision": ["32-true", "bf16-mixed", "bf16-true"]}
-    rows = {row["precision"]: row for row in rows_of(make_sweep(tmp_path / "s", axes, view="precision", change=change))}
+    rows = {row["precision"]: row for row in rows_of(swept(axes, view="precision", change=change))}
     names = ("first_loss_difference", "gradient_norm_difference_fraction")
     assert [rows["bf16-mixed"][name] for name in names] == pytest.approx([0.01, 0.05])
     # A run with another seed began with other weights.
@@ -265,7 +248,7 @@ def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path)
         change=lambda run, repeat: {STEP: steps[run["compile"]["is_enabled"]][repeat], "throughput": {}},
     )  # fmt: skip
     section = section_of(home)
-    answers = [line.text for line in section.headline if line.label == "answer"]
+    answers = texts_of(section.headline)
     assert [text for text in answers if "0.97x" in text and ("(undecided: may be chance" in text) == is_told] == []
     assert any("0.97x" in text for text in answers), answers
     assert bool(section.tables[0].notes) == (not is_told)
@@ -279,10 +262,10 @@ def test_a_stored_answers_times_are_shown_in_ms_and_its_rates_as_they_are():
 # damaged sweep files and unknown views
 
 
-def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(tmp_path):
-    home = make_sweep(tmp_path / "batch", {"data.batch_size": [1, 2]}, view="batch", repeats=2)
+def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(swept):
+    home = swept(view="batch", repeats=2)
     sweep = json.loads((home / "sweep.json").read_text())
-    sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4, "environment": {"no": "name"}}}]
+    sweep["cells"] += [{"id": "1", "axes": {"data.batch_size": 1, "environment": {"no": "name"}}}]
     (home / "sweep.json").write_text(json.dumps(sweep))
     assert {("unfinished", "4 of 6 runs"), ("go on", f"lmbench sweep {home}")} <= {
         line[:2] for line in section_of(home).headline
@@ -292,8 +275,7 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(tmp_p
 
 
 def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
-    view = {"title": "Later", "tables": [{"title": "T", "columns": ["later"]}]}
-    section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view))
+    section = section_of(make_sweep(tmp_path / "new", view=table_of("later")))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import pytest
 from fit_process import QUICK
 from paths import RUNS
-from tables import cases, flat
+from tables import cases, flat, texts_of
 
 from lmbench.records.codec import decode_run, encode_run
 from lmbench.records.input_pipeline import InputPipeline
@@ -35,8 +34,8 @@ WARN         steps vary
 """
 
 
-def shown(run, path=DEEP):
-    return render(run_answer(run, path), "terminal")
+def shown(run):
+    return render(run_answer(run, DEEP), "terminal")
 
 
 def test_the_answer_comes_before_the_table_and_only_paths_and_commands_are_longer_than_a_line():
@@ -74,10 +73,11 @@ def test_adapters_are_shown_as_the_trained_part_of_the_parameters_and_a_number_s
         assert "25.5 %" in shown(run)
 
 
-@pytest.mark.parametrize(
-    ("synchronized_s", "words"),
-    [(0.052, "the difference is communication"), (0.048, "no difference above")],
-)
+@cases("""
+- [synchronized_s, words]
+- [0.052, the difference is communication]
+- [0.048, no difference above]
+""")
 def test_a_difference_below_its_noise_or_negative_is_not_called_communication(synchronized_s, words):
     """The steps vary by 0.12 ms."""
     run = decode_run(DATA)
@@ -85,7 +85,11 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
     assert words in flat(shown(run))
 
 
-@pytest.mark.parametrize(("resident_s", "words"), [(0.04, "input-bound by 19.8 %"), (0.06, "input-bound by 0.0 %")])
+@cases("""
+- [resident_s, words]
+- [0.04, input-bound by 19.8 %]
+- [0.06, input-bound by 0.0 %]
+""")
 def test_no_step_is_input_bound_by_less_than_nothing(resident_s, words):
     run = decode_run(DATA)
     run.input_pipeline = InputPipeline(resident_step_s=resident_s, waited_s=0.01, fix={"num_workers": 2})
@@ -112,7 +116,7 @@ def test_an_mfu_that_cannot_be_is_refused_and_a_disputed_peak_stands_beside_it(
 def test_of_many_logged_scalars_the_first_stand_in_the_answer():
     run = decode_run(DATA)
     run.scalars = {f"metric_{index}": float(index) for index in range(10)}
-    (line,) = (line.text for line in run_answer(run, DEEP).notes if line.label == "scalars")
+    (line,) = texts_of(run_answer(run, DEEP).notes, "scalars")
     assert line.endswith(", metric_6 6, metric_7 7, and 2 more in run.json")
 
 
@@ -125,13 +129,10 @@ def test_a_price_of_the_device_gives_the_price_and_the_time_of_tokens():
     assert "cost         41.17 for 10^9 tokens, 6 h 52 min on 2 device(s)" in shown(run)
 
 
-def test_show_prints_what_fit_printed_and_the_printed_commands_work(here, monkeypatch, printed):
-    monkeypatch.delenv("WANDB_MODE")
+def test_show_prints_what_fit_printed_and_the_printed_command_repeats_it(here, monkeypatch, printed):
     monkeypatch.setenv("COLUMNS", "80")
-    *lines, board, upload = printed("fit", "smoke", "--model.num_layers=1", *QUICK, "--wandb.mode=offline").splitlines()
-    assert printed("show", "results").splitlines() == lines
-    assert board == "W&B          offline, beside the result"
-    words = {line.split()[0]: shlex.split(line)[2:] for line in [*lines, upload] if line.startswith(TO_COPY[1:])}
-    assert words["upload"] == ["upload", str(next((here / "results").iterdir()))]
-    printed(*words["repeat"], "--wandb.mode=disabled")
+    text = printed("fit", "smoke", "--model.num_layers=1", *QUICK)
+    assert printed("show", "results") == text
+    (command,) = (line for line in text.splitlines() if line.startswith("repeat "))
+    printed(*shlex.split(command)[2:])
     assert len(list((here / "results").iterdir())) == 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 
 import pytest
 from report_golden import make_attention
-from runs import make_sweep, section_of, table_rows
-from tables import cases, stored
+from runs import make_sweep, section_of, table_of, table_rows
+from tables import cases, csv_of, stored, texts_of
 
 from lmbench.catalogue import make_catalogue
 from lmbench.reference import FOLDER
@@ -43,45 +42,40 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
 
 def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path):
     home = make_attention(tmp_path / "a", [16384], repeats=2)
-    told = [line.text for line in section_of(home, view="attention").headline if line.label == "answer"]
     words = "sdpa, eager, undecided with fewer than 3 processes"
-    assert told == [f"In 1 of 1 the fastest by forward + backward is {words}."]
+    told = f"In 1 of 1 the fastest by forward + backward is {words}."
+    assert texts_of(section_of(home, view="attention").headline) == [told]
 
 
-def test_a_row_links_to_its_run_once(tmp_path):
+def test_a_row_links_to_its_run_once(swept):
     axes = {"model.size": ["small", "large"], "trainer.compile": [False, True], "mode": ["forward", "train_step"]}
-    table, *_ = tables_of(make_sweep(tmp_path / "a", axes))
+    table, *_ = tables_of(swept(axes))
     assert [[cell.run_id != "" for cell in row[:4]] for row in table.cells] == [[True, False, False, False]] * 8
 
 
-def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(tmp_path):
+def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(swept):
     def change(run, repeat):
         return {"phases.forward.mean_s": 0.1, "phases.other.mean_s": 0.0009, "phases.transfer.mean_s": 0.002}
 
-    home = make_sweep(tmp_path / "a", {"mode": ["inference"]}, fixed={"model.size": "small"}, change=change)
-    (answer,) = [line.text for line in section_of(home, view="step_times").headline if line.label == "answer"]
+    home = swept({"mode": ["inference"]}, fixed={"model.size": "small"}, change=change)
+    (answer,) = texts_of(section_of(home, view="step_times").headline)
     assert re.findall(r"(\w+) [\d.]+ (?:± [\d.]+ )?ms", answer.partition(":")[0]) == ["forward", "transfer"]
 
 
-@pytest.mark.parametrize(
-    ("repeats", "rates", "answer"),
-    [
-        (3, [70, 90], "batch 8 is the best: tokens/s 90."),
-        (3, [89.9, 90], "batch 8 is the best, undecided against batch 4: tokens/s 90."),
-        (2, [70, 90], "batch 8 is the best, undecided with fewer than 3 processes: tokens/s 90."),
-    ],
-)
-def test_a_sentence_on_the_best_names_those_that_may_be_as_good(repeats, rates, answer, tmp_path):
+@cases("""
+- [repeats, rates, answer]
+- [3, [70, 90], "batch 8 is the best: tokens/s 90."]
+- [3, [89.9, 90], "batch 8 is the best, undecided against batch 4: tokens/s 90."]
+- [2, [70, 90], "batch 8 is the best, undecided with fewer than 3 processes: tokens/s 90."]
+""")
+def test_a_sentence_on_the_best_names_those_that_may_be_as_good(repeats, rates, answer, swept):
     def change(run, repeat):
         mean = dict(zip([4, 8], rates, strict=True))[run["config"]["data"]["batch_size"]]
         return {"throughput.tokens_per_s": mean * (1 + 0.001 * repeat)}
 
-    view = {
-        "title": "T", "answers": [{"kind": "best", "y": "tokens_per_s", "x": "batch"}],
-        "tables": [{"title": "T", "columns": ["step_s"]}],
-    }  # fmt: skip
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view, repeats=repeats, change=change)
-    assert [line.text for line in section_of(home).headline if line.label == "answer"] == [answer]
+    view = table_of("step_s", answers=[{"kind": "best", "y": "tokens_per_s", "x": "batch"}])
+    home = swept(view=view, repeats=repeats, change=change)
+    assert texts_of(section_of(home).headline) == [answer]
 
 
 # published figures
@@ -120,7 +114,7 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, prin
 
 @pytest.mark.parametrize("page", ["h200_flagship", "h200_precision"])
 def test_a_cards_name_stands_for_all_of_its_pages(page):
-    row = next(csv.DictReader((FOLDER / f"{page}.csv").read_text().splitlines()))
+    row, *_ = csv_of((FOLDER / f"{page}.csv").read_text())
     cell = MeasuredCell([], {name: row[name] for name in FACT if row.get(name)})
     _, theirs = make_catalogue("h200").columns_of(TableSpec("T", ("step_s",)))
     assert theirs.of(Frame([cell]))[cell].value == float(row["step_s"])

@@ -63,6 +63,7 @@ def make_sweep(folder, times, **changes):
             sweep = {"name": folder.name, "cell": f"cell-{size}", "axes": {"model.size": size}, "repeat": repeat}
             rest = {"run_id": f"cell-{size}-r{repeat}", "config__model__size": size, **changes}
             make_run(folder / "runs", step_s, sweep=sweep, **rest)
+    (folder / "sweep.json").write_text("{}")
     return folder
 
 

@@ -27,6 +27,8 @@ _RECORDED = {
     "measure.matmul_precision": "matmul_precision",
     "trainer.precision": "precision",
 }
+#: The axes of a sweep of which only the runs matter.
+TWO_BATCHES = {"data.batch_size": [4, 8]}
 #: One process is one sample.
 _pids = itertools.count(1000)
 _RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
@@ -146,7 +148,7 @@ def write_result(results, **changes):
     return folder
 
 
-def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=None):
+def make_sweep(home, axes=TWO_BATCHES, *, view=None, fixed=None, repeats=1, steps=8, change=None):
     """A sweep's folder with its runs, one repeat of each pass but the timing one.
 
     Args:
@@ -169,6 +171,11 @@ def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=
             write_run(home / "runs" / run["run_id"], run, steps)
     (home / "sweep.json").write_text(json.dumps({"view": view, "cells": cells, "file": {"repeats": repeats}}))
     return home
+
+
+def table_of(*columns, **view):
+    """A view of one table with these columns."""
+    return {"title": "T", "tables": [{"title": "T", "columns": columns}], **view}
 
 
 def section_of(*folders, **options):

@@ -1,6 +1,8 @@
-"""Cases as a table in the test's text or in a file; and text without the line breaks of a screen."""
+"""Cases as a table in the test's text or in a file; and texts of an answer, without the line breaks of a screen."""
 
 from __future__ import annotations
+
+import csv
 
 import pytest
 import yaml
@@ -25,6 +27,16 @@ def cases(table, *more, **options):
 def stored(name):
     """What a YAML file of the tests' data holds."""
     return yaml.safe_load((DATA / f"{name}.yaml").read_text())
+
+
+def texts_of(lines, label="answer"):
+    """The texts of an answer's lines with a label, by default of the sentences that answer a view's question."""
+    return [line.text for line in lines if line.label == label]
+
+
+def csv_of(text):
+    """The rows of a CSV text."""
+    return list(csv.DictReader(text.splitlines()))
 
 
 def flat(text):

@@ -9,9 +9,9 @@ import pytest
 from repository import git
 from tables import flat
 
+import lmbench
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.records.load import find_runs, load_run
 from lmbench.sweep.environments import resolve
 from lmbench.sweep.file import EnvironmentSpec
 
@@ -91,7 +91,7 @@ environments:
 """
     )
     assert main(["sweep", "study.yaml"]) == 0
-    by_name = {run.record.sweep.environment: run.record for run in map(load_run, find_runs(["results/study"]))}
+    by_name = {run.record.sweep.environment: run.record for run in lmbench.load("results/study")}
     for name, revision, number in (("before", "HEAD~1", 1), ("after", "HEAD", 2)):
         record = by_name[name]
         assert (record.outcome, record.model.attention) == ("ok", f"revision {number}")

@@ -151,23 +151,21 @@ def test_a_fork_ends_like_a_new_python(code, exit_code, last_line, shared):
     assert shared.log.splitlines()[-1] == last_line
 
 
-@pytest.mark.parametrize(
-    ("code", "timeout_s", "exit_code", "by"),
-    [
-        (f"on(signal.SIGTERM, 143); {CHILD} {SLEEP}", 0.3, 143, "timeout"),
-        (f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {CHILD} {SLEEP}", 0.3, -signal.SIGKILL, "timeout"),
-        (CHILD, 30, 0, "itself"),
-        (OWN_SESSION, 30, 0, "itself"),
-        (f"{OWN_SESSION} {SLEEP}", 0.3, -signal.SIGTERM, "timeout"),
-    ],
-)
+@cases(f"""
+code | timeout_s | exit_code | by
+on(signal.SIGTERM, 143); {CHILD} {SLEEP} | 0.3 | 143 | timeout
+signal.signal(signal.SIGTERM, signal.SIG_IGN); {CHILD} {SLEEP} | 0.3 | -9 | timeout
+{CHILD} | 30 | 0 | itself
+{OWN_SESSION} | 30 | 0 | itself
+{OWN_SESSION} {SLEEP} | 0.3 | -15 | timeout
+""")
 def test_a_fork_may_close_its_record_at_its_time_limit_and_nothing_of_it_is_left(
     code, timeout_s, exit_code, by, shared, monkeypatch
 ):
     monkeypatch.setattr(local, "GRACE_S", 0.5)
     (shared.folder / "child").unlink(missing_ok=True)
-    end = shared.end(code, timeout_s)
-    assert (end.code, end.by, "closing" in shared.log) == (exit_code, by, exit_code == 143)
+    end = shared.end(code, float(timeout_s))
+    assert (str(end.code), end.by, "closing" in shared.log) == (exit_code, by, exit_code == "143")
     assert is_gone(pid_in(shared.folder / "child"))
 
 
@@ -249,15 +247,13 @@ def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(machin
     assert machine.printed("os.getppid()") != [str(before)]
 
 
-@pytest.mark.parametrize(
-    ("python", "file", "text", "reason"),
-    [
-        ("/nowhere/python", "cli.py", "", "fake: /nowhere/python does not run: No such file or directory"),
-        (sys.executable, "cli.py", "raise ImportError('none here')", "no lmbench that works: ImportError: none here"),
-        # The environment imports another lmbench than the checkout's.
-        (sys.executable, "__init__.py", "__path__ = ['ELSEWHERE']", "lmbench comes from ELSEWHERE, not from "),
-    ],
-)
+@cases(f"""
+python | file | text | reason
+/nowhere/python | cli.py | - | fake: /nowhere/python does not run: No such file or directory
+{sys.executable} | cli.py | raise ImportError('none here') | no lmbench that works: ImportError: none here
+# The environment imports another lmbench than the checkout's.
+{sys.executable} | __init__.py | __path__ = ['ELSEWHERE'] | lmbench comes from ELSEWHERE, not from
+""")
 def test_a_server_that_cannot_serve_says_why_in_one_line(python, file, text, reason, machine, tmp_path):
     elsewhere = str(environment(tmp_path.with_name(f"{tmp_path.name}-elsewhere")).folder / "lmbench")
     (tmp_path / "lmbench" / file).write_text(text.replace("ELSEWHERE", elsewhere))

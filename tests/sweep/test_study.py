@@ -15,8 +15,8 @@ import pytest
 from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
 
+import lmbench
 from lmbench.cli import main
-from lmbench.records.load import find_runs, load_run
 
 BASE = """
 base:
@@ -67,7 +67,7 @@ def write(tmp_path, text):
 
 
 def runs(folder):
-    return {path.name: load_run(path) for path in find_runs([folder])}
+    return {run.path.name: run for run in lmbench.load(folder)}
 
 
 @pytest.fixture

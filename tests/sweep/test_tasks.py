@@ -28,9 +28,12 @@ ALL_OK = {repeat: {"ok": 2} for repeat in range(3)}
 
 
 class Engine:
-    """Runs tasks in this process, one after the other. `fault` says how the second task fails."""
+    """Runs tasks in this process, one after the other.
 
-    fault, silent, states_asked = "", 0, 0
+    `fault` says how the second task fails; `late` is what it does when its state is asked for the third time.
+    """
+
+    fault, late, silent, states_asked = "", None, 0, 0
     submitted, cancelled, codes = [], [], {}
 
     def describe(self, commands, needs, folder):
@@ -51,12 +54,15 @@ class Engine:
         if fault in ("dies", "waits"):
             return 1 if fault == "dies" else None
         try:
-            return become_task(where, rounds, "another" if fault == "not shared" else probe)
+            code = become_task(where, rounds, "another" if fault == "not shared" else probe)
         except SystemExit as ended:
-            return ended.code
+            code = ended.code
+        return None if fault == "put back" else code
 
     def states(self, names, folder):
         type(self).states_asked += 1
+        if self.late and self.states_asked == 3:
+            self.codes["task1"] = self.late(str(folder))
         if self.states_asked > 20:
             os.kill(os.getpid(), signal.SIGINT)
         if self.states_asked <= self.silent:
@@ -168,15 +174,10 @@ def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, 
 def test_a_task_that_the_engine_puts_back_into_its_queue_is_waited_for(study, capsys):
     engine, servers = study
     servers.script = lambda name: "stopped" if name.endswith("r1") and servers.started.count(name) == 1 else "ok"
-    original_states = engine.states
-
-    def states(self, names, folder):
-        if self.states_asked == 2:
-            become_task(str(folder), "1", json.loads((folder / "tasks.json").read_text())["probe"])
-        self.codes["task1"] = None if self.states_asked < 2 else 0
-        return original_states(self, names, folder)
-
-    engine.states = states
+    engine.fault = "put back"
+    engine.late = lambda _, folder: become_task(
+        folder, "1", json.loads(Path(folder, "tasks.json").read_text())["probe"]
+    )
     assert sweep() == 0
     assert (outcomes(), engine.submitted) == (ALL_OK, ["0", "1", "2"])
     assert "6 of 6 runs: 6 ok" in capsys.readouterr().out
@@ -196,14 +197,7 @@ def test_a_task_that_has_not_begun_still_measures_after_another_round_was_submit
     engine.become = become_later
     assert sweep() == 130
     assert (outcomes()[1], outcomes()[2]) == ({}, {"interrupted": 2})
-    original_states, engine.states_asked = engine.states, 0
-
-    def states(self, names, folder):
-        if self.states_asked == 2:
-            self.codes["task1"] = become_task(str(folder), "1", probes["1"])
-        return original_states(self, names, folder)
-
-    engine.states = states
+    engine.late, engine.states_asked = lambda _, folder: become_task(folder, "1", probes["1"]), 0
     assert sweep() == 0
     assert (outcomes(), engine.submitted, len(servers.started)) == (ALL_OK, ["0", "1", "2", "2"], 6)
 

@@ -16,12 +16,12 @@ from lmbench.tune.answer import Tuning, tune_answer, tuned_config
 from lmbench.tune.search import GOALS, Candidate, Choice, Trial, finalists, search, spread_of, standing
 from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
 
-GIVEN = {
-    "trainer": {"compile": False, "precision": "bf16-mixed", "accumulate_grad_batches": 1, "devices": 1},
-    "model": {"class_path": "Mine", "init_args": {"attention": "sdpa"}},
-    "data": {"batch_size": 6},
-    "measure": {"matmul_precision": "highest"},
-}
+GIVEN = yaml.safe_load("""
+trainer: {compile: false, precision: bf16-mixed, accumulate_grad_batches: 1, devices: 1}
+model: {class_path: Mine, init_args: {attention: sdpa}}
+data: {batch_size: 6}
+measure: {matmul_precision: highest}
+""")
 
 
 #: Costs of trials by their choices, in the order in which they are tried: in the first pass A wins, B loses little, C

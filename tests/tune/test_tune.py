@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,7 @@ from lmbench.memory.recipe import Recipe, predicted_work
 from lmbench.records.load import load_run
 from lmbench.tune.search import Candidate, Trial, goal_of
 
-SPACE = """
-only: true
-axes:
-  model.breaks: [true]
-  model.delay_ms: [54, many, 12]
-  model.learns_nothing: [true]
-"""
+AXES = "{model.breaks: [true], model.delay_ms: [54, many, 12], model.learns_nothing: [true]}"
 OWN = """
 model: {class_path: own_blocks.OwnBlocks, init_args: {width: 16}}
 data: {batch_size: 2, context_length: 8}
@@ -68,10 +63,10 @@ def servers(tmp_path_factory):
 def tune(servers):
     """Runs the command; returns its exit code, its answer and its standard error."""
 
-    def run(space, *words):
-        Path("space.yaml").write_text(space)
+    def run(*words, axes=AXES, config="given.yaml", options=WORDS):
+        Path("space.yaml").write_text(f"only: true\naxes: {axes}\n")
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-            code = main(["tune", *words])
+            code = main(["tune", config, *options, *words])
         return code, json.loads(out.getvalue()) if out.getvalue() else None, err.getvalue()
 
     return run
@@ -80,7 +75,7 @@ def tune(servers):
 @pytest.fixture(scope="module")
 def tuned(tune):
     """The answer of a whole tuning, whose folder is TUNED."""
-    code, answer, err = tune(SPACE, "given.yaml", *WORDS)
+    code, answer, err = tune()
     assert code == 0, err
     return {**answer, "plan": plan_in(err)}
 
@@ -116,7 +111,7 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
     runs = {path: path.stat().st_mtime_ns for path in TUNED.glob("*/runs/*/run.json")}
     (lost,) = TUNED.glob("training-1-*")
     shutil.rmtree(lost)
-    _, again, err = tune(SPACE, "given.yaml", *WORDS)
+    _, again, err = tune()
     assert (again["options"], again["refused"]) == (tuned["options"], tuned["refused"]), err
     assert plan_in(err) == tuned["plan"]
     for path, written_ns in runs.items():
@@ -130,7 +125,7 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
     --model.breaks=true --name=broken | 2 | the configuration as given does not run: planted
     """)
 def test_a_configuration_that_cannot_be_tuned_says_why(words, code, said, tuned, tune):
-    exit_code, answer, err = tune(SPACE, "given.yaml", *WORDS, *words.split())
+    exit_code, answer, err = tune(*words.split())
     # A mistake is told in the last line, and what was measured in the answer.
     told = err.splitlines()[-1] if answer is None else str(answer)
     assert (exit_code, answer is None, said in told) == (int(code), code == "2", True), err
@@ -140,8 +135,7 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     monkeypatch.setattr("lmbench.campaign.tuning._VERDICT", 0.0)
     # As if the finals left open whether the second one is slower.
     monkeypatch.setattr("lmbench.campaign.tuning.standing", lambda tried, *_: (tried[:1], tried[1:2]))
-    space = "only: true\naxes: {model.delay_ms: [12], model.dealy_ms: [12]}\n"
-    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=verdict")
+    code, answer, err = tune("--name=verdict", axes="{model.delay_ms: [12], model.dealy_ms: [12]}")
     assert (code, [*Path("results/verdict").glob("verdict-*")]) == (0, []), err
     assert ": no time for its 5 rounds" in str(answer)
     # What is not shown to be faster than the given configuration is no answer.
@@ -152,7 +146,7 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
 def test_a_trial_whose_proof_the_budget_has_no_time_for_gives_way_to_others(tune, monkeypatch):
     """As one whose compiling takes minutes in each process."""
     monkeypatch.setattr("lmbench.campaign.tuning._SEARCH", 1.0)
-    code, answer, err = tune("only: true\naxes: {model.delay_ms: [12]}\n", "given.yaml", *WORDS, "--name=slow")
+    code, answer, err = tune("--name=slow", axes="{model.delay_ms: [12]}")
     assert (code, answer.get("options")) == (0, None), err
     assert answer["tables"]["choices"][1]["outcome"].startswith("too slow to start: a proof takes ")
     assert "delay_ms 12: too slow to start" in str(answer["headline"])
@@ -193,13 +187,12 @@ def test_a_network_is_compiled_whole_only_where_that_leaves_the_time_of_the_proo
 
 
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
-    words, folder = ("given.yaml", *WORDS, "--name=copy"), Path("results/copy")
-    shutil.copytree(TUNED, folder)
-    code, _, err = tune(SPACE, *words)
+    folder = Path(shutil.copytree(TUNED, "results/copy"))
+    code, _, err = tune("--name=copy")
     assert (code, "was not begun here by you" in err) == (2, True)
     (folder / "tuned.yaml").unlink()
     (folder / "tuned.yaml").mkdir()
-    code, _, err = tune(SPACE, *words, "--trust")
+    code, _, err = tune("--name=copy", "--trust")
     assert (code, "cannot be written" in err.splitlines()[-1]) == (2, True), err
 
 
@@ -210,12 +203,9 @@ def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_
     # Half of its memory is less than this process has.
     monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("a GPU", CONTEXT_BYTES + 2**20, 0))
     monkeypatch.setattr("lmbench.campaign.tuning.ask", refuse)
-    space = "only: true\naxes: {model.delay_ms: [54]}\n"
-    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=other")
-    assert (code, err.count("left out: a prediction of the memory: the module has an operator without a fake")) == (
-        0,
-        1,
-    )
+    code, answer, err = tune("--name=other", axes="{model.delay_ms: [54]}")
+    left_out = "left out: a prediction of the memory: the module has an operator without a fake"
+    assert (code, err.count(left_out)) == (0, 1)
     assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 54"], err
 
 
@@ -223,12 +213,12 @@ def test_no_memory_is_predicted_where_the_given_configuration_takes_less_than_ha
     asked = []
     monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 0))
     monkeypatch.setattr("lmbench.campaign.tuning.ask", lambda *words: asked.append(words))
-    code, _, _ = tune("only: true\naxes: {model.delay_ms: [54]}\n", "given.yaml", *WORDS, "--name=roomy")
+    code, _, _ = tune("--name=roomy", axes="{model.delay_ms: [54]}")
     assert (code, asked) == (0, [])
 
 
 def test_other_tokens_a_step_are_another_training(tune):
-    _, answer, err = tune("only: true\naxes: {data.batch_size: [4, 8]}\n", "smoke", "--data.batch_size=4", *WORDS)
+    _, answer, err = tune("--data.batch_size=4", axes="{data.batch_size: [4, 8]}", config="smoke")
     baseline, other = answer["tables"]["choices"]
     assert other["outcome"] == "other tokens a step: another training", err
     assert (baseline["choice"], answer.get("options")) == ("as given", None)
@@ -237,7 +227,7 @@ def test_other_tokens_a_step_are_another_training(tune):
 
 def test_micro_batches_of_a_module_that_optimizes_by_hand_are_left_out_with_the_reason(tune):
     Path("manual.yaml").write_text(OWN.replace("OwnBlocks", "TwoBackwards"))
-    _, answer, err = tune("only: true\naxes: {micro_batch: []}\n", "manual.yaml", *WORDS)
+    _, answer, err = tune(axes="{micro_batch: []}", config="manual.yaml")
     assert "tune: left out: micro-batches: the module optimizes by hand" in err
     assert [row["choice"] for row in answer["tables"]["choices"]] == ["as given"]
 
@@ -260,8 +250,9 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
 
     monkeypatch.setattr("lmbench.campaign.planning.ask_plan", plan_for)
     Path("own.yaml").write_text(OWN)
-    words = ("--for=memory", "--at_most=1GiB", "--measure.warmup_steps=1", "--measure.min_window_s=0.1", "--json")
-    code, answer, err = tune(SPACE, "own.yaml", *words)
+    words = ["--for=memory", "--at_most=1GiB", "--measure.warmup_steps=1", "--measure.min_window_s=0.1", "--json"]
+    plan = partial(tune, config="own.yaml", options=words)
+    code, answer, err = plan()
     assert code == 0, err
     rows = answer["tables"]["proof"]
     assert [row["predicted_step_s"] for row in rows] == sorted(row["predicted_step_s"] for row in rows)
@@ -276,15 +267,13 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
     assert tuned["trainer"]["recompute"] == recomputed[best["recomputed"]]
     with monkeypatch.context() as patch:
         patch.setattr("lmbench.campaign.planning.Stages.is_allowed", lambda stages, peak_bytes: False)
-        code, answer, _ = tune(SPACE, "own.yaml", *words)
+        code, answer, _ = plan()
         assert (code, answer["headline"]) == (3, [["proven", "no point: what was measured takes more than 1.00 GiB"]])
         patch.setattr("lmbench.campaign.planning.ask_plan", lambda *asked: replace(plan_for(*asked), fitting=[]))
-        code, _, err = tune(SPACE, "own.yaml", *words)
-        assert (code, err.splitlines()[-1]) == (
-            3, "lmbench: tune: nothing fits 1.00 GiB: the least is 1.0 MiB reserved, as predicted"
-        )  # fmt: skip
+        code, _, err = plan()
+        nothing = "lmbench: tune: nothing fits 1.00 GiB: the least is 1.0 MiB reserved, as predicted"
+        assert (code, err.splitlines()[-1]) == (3, nothing)
     monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
-    code, _, err = tune(SPACE, "own.yaml", *words)
-    assert (code, "there are no times of blocks" in err.splitlines()[-1]) == (2, True)
-    code, _, err = tune(SPACE, "own.yaml", *words, "--name=short", "--budget=1s")
-    assert (code, err.splitlines()[-1].endswith("give a larger --budget")) == (2, True)
+    for more, said in (([], "there are no times of blocks"), (["--name=short", "--budget=1s"], "a larger --budget")):
+        code, _, err = plan(*more)
+        assert (code, said in err.splitlines()[-1]) == (2, True)

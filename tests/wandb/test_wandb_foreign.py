@@ -23,11 +23,13 @@ def sent(tmp_path, monkeypatch):
 
 
 def _foreign(tmp_path):
-    """Make another run's W&B folder; returns its files with their content."""
-    for name in ("offline-run-9/run-9.wandb", "offline-run-9/run-9.wandb.synced", "staging/kept"):
-        (tmp_path / "other" / "wandb" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "other" / "wandb" / name).write_bytes(b"private")
-    return {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    """Make another run's W&B folder; returns its files."""
+    names = ("offline-run-9/run-9.wandb", "offline-run-9/run-9.wandb.synced", "staging/kept")
+    files = [tmp_path / "other" / "wandb" / name for name in names]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("private")
+    return files
 
 
 @pytest.mark.parametrize("link", ["wandb", "wandb/offline-run-9"])
@@ -44,7 +46,7 @@ def test_wandbs_folder_behind_a_link_is_neither_cleared_nor_sent(link, tmp_path,
         assert sent == []
         with pytest.raises(OSError, match="symbolic link"):
             child.write_run(result)
-    assert {path: path.read_bytes() for path in foreign} == foreign
+    assert [file.read_text() for file in foreign] == ["private"] * 3
 
 
 def test_an_artifact_holds_the_results_own_files_only(tmp_path):
