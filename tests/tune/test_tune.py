@@ -180,8 +180,7 @@ def test_a_proof_has_the_time_that_the_search_has_left(tmp_path, monkeypatch):
 def test_a_network_is_compiled_whole_only_where_that_leaves_the_time_of_the_proof(tune, monkeypatch):
     # As much as the search has in all.
     monkeypatch.setattr("lmbench.campaign.tuning.MOST_OF_ONE", 0.55)
-    space = "only: true\naxes: {compile_whole: [{trainer.compile: true}]}\n"
-    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=whole")
+    code, answer, err = tune("--name=whole", axes="{compile_whole: [{trainer.compile: true}]}")
     assert (code, [*Path("results/whole").glob("search-compile_whole-*")]) == (0, []), err
     assert "compile_whole: compiling it may take 2.2 min; a larger --budget has time for it" in str(answer["headline"])
 
