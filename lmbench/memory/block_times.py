@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError
-from lmbench.memory.chain import FEW_BLOCKS, Chain, work_of
+from lmbench.memory.chain import FEW_BLOCKS, Chain, between, work_of
 from lmbench.memory.recipe import Recipe, recipe_of
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.schema import value_at
@@ -72,7 +72,7 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
         work |= {
             "forward": (many.forward_s - few.forward_s) / (more - fewer),
             "adding": chain.work["adding"] * work["none"] / chain.work["none"],
-            "update": few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
+            "update": between(few.update_s, many.update_s, (chain.count - fewer) / (more - fewer)),
         }
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
         known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))

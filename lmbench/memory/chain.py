@@ -5,7 +5,8 @@ steps of a few blocks tell. Works without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,12 +51,16 @@ class ChainFacts(NamedTuple):
     gradients: float
 
 
-Facts = TypeVar("Facts", BlockFacts, ChainFacts)
+def between(a: Any, b: Any, share: float) -> Any:
+    """What lies on the line through two alike things, at a share of the way from the first to the second.
 
-
-def between(a: Facts, b: Facts, share: float) -> Facts:
-    """The facts on the line through two, at a share of the way from the first to the second."""
-    return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
+    They are numbers, or tuples or mappings of such things; what only one of two mappings has is left out.
+    """
+    if isinstance(a, Mapping):
+        return {name: between(value, b[name], share) for name, value in a.items() if name in b}
+    if isinstance(a, tuple):
+        return type(a)(*(between(x, y, share) for x, y in zip(a, b, strict=True)))
+    return a + share * (b - a)
 
 
 class BlockBorders(Struct):
@@ -90,17 +95,8 @@ class Chain(Struct):
         """
         span = other.batch_size - self.batch_size
         share = (batch_size - self.batch_size) / span if span else 0.0
-        blocks = {
-            name: between(facts, other.blocks[name], share)
-            for name, facts in self.blocks.items()
-            if name in other.blocks
-        }
-        work = {
-            name: amount + share * (other.work[name] - amount)
-            for name, amount in self.work.items()
-            if name in other.work
-        }
-        facts = between(self.facts, other.facts, share)
+        line = partial(between, share=share)
+        facts, blocks, work = map(line, (self.facts, self.blocks, self.work), (other.facts, other.blocks, other.work))
         return replace(self, batch_size=batch_size, facts=facts, blocks=blocks, work=work)
 
 
