@@ -78,6 +78,11 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     words = option_words(stages.base)
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
+        if not plan.chains[0].is_alike:
+            raise UsageError(
+                "--for memory measures few of the module's blocks, which are of several kinds; "
+                "`lmbench memory CONFIG --fit` plans without measuring"
+            )
         blocks = few_blocks(plan)
         measured = stages.measure("blocks", stages.short, blocks, _BLOCKS)
         times = block_times(chain.from_iterable(measured))
