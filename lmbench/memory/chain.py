@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lmbench.memory.allocator import Allocation, frame_of
-from lmbench.memory.blocks import held_bytes, rounded_bytes
+from lmbench.memory.blocks import held_at, held_bytes, rounded_bytes
 
 #: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
 FEW_BLOCKS = (3, 6)
@@ -40,7 +40,7 @@ class BlockFacts(NamedTuple):
 class ChainFacts(NamedTuple):
     """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
     and changes over them: until the backward begins, until the last block's backward begins, and after the first
-    block's; and all gradients."""
+    block's; all gradients; and those of the step before that are held at entry, until the backward begins."""
 
     entry: float
     head_peak: float
@@ -49,6 +49,7 @@ class ChainFacts(NamedTuple):
     loss_change: float
     tail_peak: float
     gradients: float
+    old_gradients: float = 0.0
 
 
 def between(a: Any, b: Any, share: float) -> Any:
@@ -157,14 +158,15 @@ def chain_facts(sample: ChainSample, none: Sequence[BlockFacts]) -> ChainFacts:
     leave, backward, start, end = (
         borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
     )  # fmt: skip
-    made = sample.allocations.query(f"category == 'gradients' and start >= {backward}")
+    gradients = sample.allocations.query("category == 'gradients'")
     figures = (
         held[borders.enter[0]],
         held[leave : backward + 1].max() - held[leave],
         held[backward] - held[leave] + sum(block.kept - block.saved for block in none[: last + 1]),
         held[backward : start + 1].max() - held[backward], held[start] - held[backward],
         held[end:].max() - held[end],
-        made["size_bytes"].sum(),
+        gradients.query(f"start >= {backward}")["size_bytes"].sum(),
+        held_at(gradients, borders.enter[0])["size_bytes"].sum(),
     )  # fmt: skip
     return ChainFacts(*map(float, figures))
 

@@ -115,14 +115,16 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
     # Each group of blocks: their number, what each of them adds, and what it would add without treatment.
     groups = [(size, chain.blocks[name][kind], chain.blocks["none"][kind]) for size, name, kind in units]
     accumulates = recipe.micro_batches > 1
-    level = facts.entry + (facts.gradients if accumulates else 0)
+    # Of several micro-batches the second one finds all gradients, and zeroes none.
+    gradients = facts.gradients if accumulates else facts.old_gradients
+    level = facts.entry - facts.old_gradients + gradients
     peak, dropped = level, 0.0
     for size, block, _ in groups:
         peak = max(peak, level + block.forward_peak + (block.saved if size > 1 else 0))
         level += block.saved + size * (block.kept - block.saved)
         dropped += size * (block.kept - block.saved)
     peak = max(peak, level + facts.head_peak)
-    level += facts.head_change - dropped
+    level += facts.head_change - dropped + (facts.old_gradients if accumulates else 0)
     peak = max(peak, level + facts.loss_peak)
     level += facts.loss_change
     for size, block, none in reversed(groups):
@@ -132,7 +134,6 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
             peak = max(peak, level - inner.saved + inner.forward_peak)
         for _ in range(size):
             peak = max(peak, level + inner.backward_peak)
-            # With several micro-batches the gradients are there from the start.
             level += inner.change - (none.change + none.saved if accumulates else 0)
         if size > 1:
             level -= block.saved
