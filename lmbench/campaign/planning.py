@@ -78,11 +78,6 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     words = option_words(stages.base)
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
-        if not plan.chains[0].is_alike:
-            raise UsageError(
-                "--for memory measures few of the module's blocks, which are of several kinds; "
-                "`lmbench memory CONFIG --fit` plans without measuring"
-            )
         blocks = few_blocks(plan)
         measured = stages.measure("blocks", stages.short, blocks, _BLOCKS)
         times = block_times(chain.from_iterable(measured))
@@ -123,7 +118,16 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
 
 def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
     """The runs of few blocks whose differences are the times of a block: each treatment, in the two largest
-    micro-batches of which anything fits. In smaller ones the host may set the time, which differs between processes."""
+    micro-batches of which anything fits. In smaller ones the host may set the time, which differs between processes.
+
+    Raises:
+        UsageError: the blocks are of several kinds.
+    """
+    if not plan.chains[0].is_alike:
+        raise UsageError(
+            "--for memory measures few of the module's blocks, which are of several kinds; "
+            "`lmbench memory CONFIG --fit` plans without measuring"
+        )
     fewer, more = FEW_BLOCKS
     samples = plan.chains[0].batch_size
     fitting = {

@@ -39,6 +39,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _DTYPE: Any = torch._C.TensorBase.dtype
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _SDPA = functional.scaled_dot_product_attention
+_SDPA_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
@@ -202,18 +203,13 @@ class CudaAttention(TorchFunctionMode):
         cuda = torch.backends.cuda
         has_flash_or_cudnn = cuda.flash_sdp_enabled() or cuda.cudnn_sdp_enabled()
         has_efficient = cuda.mem_efficient_sdp_enabled()
-        query = args[0] if args else kwargs["query"]
-        if query.dtype is torch.float64 or not (has_flash_or_cudnn or has_efficient):
+        named = {**dict(zip(_SDPA_PARAMETERS, args, strict=False)), **kwargs}
+        if named["query"].dtype is torch.float64 or not (has_flash_or_cudnn or has_efficient):
             with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **kwargs)
+                return func(**named)
         CudaAttention.is_efficient_alone = has_efficient and not has_flash_or_cudnn
-        # Dropout is the fifth argument.
-        if len(args) > 4:
-            args = (*args[:4], 0.0, *args[5:])
-        else:
-            kwargs = {**kwargs, "dropout_p": 0.0}
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-            return func(*args, **kwargs)
+            return func(**{**named, "dropout_p": 0.0})
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         with self:
