@@ -118,7 +118,16 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
 
 def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
     """The runs of few blocks whose differences are the times of a block: each treatment, in the two largest
-    micro-batches of which anything fits. In smaller ones the host may set the time, which differs between processes."""
+    micro-batches of which anything fits. In smaller ones the host may set the time, which differs between processes.
+
+    Raises:
+        UsageError: the blocks are of several kinds.
+    """
+    if not plan.chains[0].is_alike:
+        raise UsageError(
+            "--for memory measures few of the module's blocks, which are of several kinds; "
+            "`lmbench memory CONFIG --fit` plans without measuring"
+        )
     fewer, more = FEW_BLOCKS
     samples = plan.chains[0].batch_size
     fitting = {

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from lmbench.errors import UsageError, tell
 from lmbench.fit_options import option_words
 from lmbench.memory.block_times import MeasuredStep, with_times
-from lmbench.memory.chain import FEW_BLOCKS, FLOPS_PER_HOST_BYTE, Chain, ChainSample, chain_of, sample_of
+from lmbench.memory.chain import FEW_BLOCKS, FLOPS_PER_HOST_BYTE, Chain, ChainSample, at_sizes, chain_of, sample_of
 from lmbench.memory.plan import MemoryPlan, PlanPoint, PlanRequest, frontier
 from lmbench.memory.recipe import TREATMENTS, Recipe, predicted_peak, predicted_work, recipes_of
 from lmbench.records.vocabulary import Values
@@ -63,40 +63,40 @@ class Planner:
         if "data.batch_size" not in self._options:
             sizes = [self._batch_size]
         known = [self._chain(size, self._treatments) for size in sizes[:2]]
-        chains = [known[0].at(size, known[-1]) for size in sizes]
+        chains = at_sizes(known, sizes)
         if self._options.get("model.loss") == "whole":
             chunked = [self._chain(size, ["none"], is_chunked=True) for size in sizes[:2]]
             for chain, whole in zip(chunked, known, strict=True):
                 chain.blocks, chain.work = whole.blocks, {**whole.work, "rest": chain.work["rest"]}
-            chains += [chunked[0].at(size, chunked[-1]) for size in sizes]
+            chains += at_sizes(chunked, sizes)
         return chains
 
     def _chain(self, batch_size: int, treatments: list[str], is_chunked: bool = False) -> Chain:
-        """The chain of one size of the micro-batch, from steps of few blocks with each treatment.
+        """The chain of one size of the micro-batch, from steps with each treatment, of few blocks if these are alike.
 
-        These are eager where a graph goes beyond a block. Checks tell how much less the graph takes.
+        The steps are eager where a graph goes beyond a block. Checks tell how much less the graph takes.
         """
         fewer, more = FEW_BLOCKS
-        samples, count = dict[tuple[str, int], ChainSample](), 0
+        samples, kinds = dict[tuple[str, int], ChainSample](), list[int]()
         for name, kept in [("none", more), *((name, fewer) for name in treatments)]:
-            tell(f"a step of {kept} blocks, batch {batch_size}, recomputed with {name} kept")
+            tell(f"a step of batch {batch_size}, recomputed with {name} kept")
             options = self._options_of(Recipe(batch_size, 1, name, is_chunked=is_chunked))
             prediction = self._predict([*self._words, *option_words(options)])
             tracker, watch = prediction.run(batch_size, prediction.context_length, kept, needs_borders=True)
-            if watch.blocks.count is None:
+            kinds, borders = watch.blocks.kinds, watch.borders
+            if not kinds:
                 raise UsageError(
-                    "nothing to plan with: the module has no list of six or more alike blocks; a smaller batch, "
+                    "nothing to plan with: the module has no list of six or more blocks of one class; a smaller batch, "
                     "accumulated, takes less memory (`lmbench memory` without --fit tells the largest that fits)"
                 )
-            count, borders = watch.blocks.count, watch.borders
             if borders.leave[max(borders.leave)] > borders.backward_start:
                 raise UsageError(
                     "nothing to plan with: the module optimizes by hand, and Lightning accumulates no micro-batches "
                     "for it; `lmbench memory` without --fit predicts it, also with --trainer.recompute.keep inputs"
                 )
             work = (tracker.flops + 2 * FLOPS_PER_HOST_BYTE * tracker.host_bytes) / _STEPS
-            samples[name, kept] = sample_of(tracker.allocations, watch.borders, work, _STEPS)
-        return chain_of(batch_size, is_chunked, count, samples)
+            samples[name, kept] = sample_of(tracker.allocations, borders, work, _STEPS)
+        return chain_of(batch_size, is_chunked, kinds, samples)
 
     def _options_of(self, recipe: Recipe) -> Values:
         """The options that make a recipe, of those that the configuration has."""
@@ -154,7 +154,7 @@ def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any
     """The frontier of work against memory, and the recipes of least work that fit, which are checked.
 
     Raises:
-        UsageError: the words are wrong, the module has no alike blocks, or it cannot run on fake tensors.
+        UsageError: the words are wrong, the module has no list of blocks, or it cannot run on fake tensors.
     """
     started, gpu = time.perf_counter(), request.gpu
     planner = Planner(words, partial(predict, workspace_bytes=gpu.workspace_bytes))

@@ -36,13 +36,18 @@ def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], boo
     return lists
 
 
-def _are_alike(blocks: nn.Sequential) -> bool:
-    """Whether all have parameters of the same names, shapes and types."""
-    signatures = {
+def _kinds(blocks: nn.Sequential) -> list[int]:
+    """The kind of each block, as a number: those of one kind have parameters of the same names, shapes and types."""
+    signatures = [
         (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
         for block in blocks
-    }
-    return len(signatures) == 1 and bool(next(iter(signatures))[1])
+    ]
+    kinds = list(dict.fromkeys(signatures))
+    return [kinds.index(signature) for signature in signatures]
+
+
+def _are_alike(blocks: nn.Sequential) -> bool:
+    return not any(_kinds(blocks)) and next(blocks[0].parameters(), None) is not None
 
 
 def _are_akin(blocks: nn.Sequential) -> bool:
@@ -51,7 +56,9 @@ def _are_akin(blocks: nn.Sequential) -> bool:
 
 
 class AlikeBlocks:
-    """The outermost lists of a module whose blocks have parameters of the same names, shapes and types.
+    """The outermost lists of a module's blocks, which are cut where all blocks of a list are alike.
+
+    Without such lists it is the last list of blocks of several kinds, as where some layers have experts.
 
     Args:
         module: the lists are cut now, or in `configure_model` if the module builds them there.
@@ -59,12 +66,13 @@ class AlikeBlocks:
 
     Attributes:
         lists: the lists, empty when their lengths differ.
-        count: blocks in each list before the cut; None without such lists or when their lengths differ.
+        kinds: the kind of each block of a list before the cut, as a number; empty without lists.
+        count: blocks in each list before the cut; None unless all blocks are alike.
     """
 
     def __init__(self, module: LightningModule, keep_blocks: int | None) -> None:
         self.lists: list[nn.Sequential] = []
-        self.count: int | None = None
+        self.kinds: list[int] = []
         self._module, self._keep_blocks = module, keep_blocks
         self._cut()
         if type(module).configure_model is not LightningModule.configure_model:
@@ -76,11 +84,16 @@ class AlikeBlocks:
 
             module.configure_model = configure_model  # type: ignore[method-assign]
 
+    @property
+    def count(self) -> int | None:
+        return None if not self.kinds or any(self.kinds) else len(self.kinds)
+
     def _cut(self) -> None:
-        if self.count is not None:
+        if self.kinds:
             return
-        lists = [blocks for blocks in block_lists(self._module) if len(blocks) >= LEAST_BLOCKS and _are_alike(blocks)]
+        lists = [blocks for blocks in block_lists(self._module) if len(blocks) >= LEAST_BLOCKS]
+        lists = list(filter(_are_alike, lists)) or lists[-1:]
         if len({len(blocks) for blocks in lists}) == 1:
-            self.lists, self.count = lists, len(lists[0])
-            for blocks in lists if self._keep_blocks is not None else []:
+            self.lists, self.kinds = lists, _kinds(lists[-1])
+            for blocks in lists if self.count is not None and self._keep_blocks is not None else []:
                 del blocks[self._keep_blocks :]

@@ -225,6 +225,8 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]
+    chain = plan.chains[0]
+    few = "{} and {} of".format(*FEW_BLOCKS) if chain.is_alike else "all"
     # A point that just misses the memory, and is near the plan, may have taken its place among the points.
     by_recipe = {point.recipe: point for point in (*plan.points, *plan.fitting[:1])}
     points = sorted(by_recipe.values(), key=lambda point: point.work)
@@ -246,8 +248,8 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
         ],
         notes=[
             Line(
-                "predicted", f"{plan.tried:,} recipes from steps of {FEW_BLOCKS[0]} and {FEW_BLOCKS[1]} of "
-                f"{plan.chains[0].count} blocks, in {plan.took_s:.0f} s; the plan's peak from a step of all blocks",
+                "predicted", f"{plan.tried:,} recipes from steps of {few} {chain.count} blocks, in "
+                f"{plan.took_s:.0f} s; the plan's peak from a step of all blocks",
             )
         ],
         charts=lambda: [_frontier_chart(rows, plan)],

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError
-from lmbench.memory.chain import FEW_BLOCKS, Chain, work_of
+from lmbench.memory.chain import FEW_BLOCKS, Chain, at_sizes, between, work_of
 from lmbench.memory.recipe import Recipe, recipe_of
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.schema import value_at
@@ -58,21 +58,21 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
         seconds[row.batch_size or chains[0].batch_size, row.is_chunked][row.treatment, row.blocks] = row
     known = defaultdict[bool, list[Chain]](list)
     for chain in chains:
-        whole, own = (seconds[chain.batch_size, is_chunked] for is_chunked in (False, chain.is_chunked))
-        if not {("none", fewer), ("none", more)} <= whole.keys() or ("none", fewer) not in own:
+        whole = seconds[chain.batch_size, False]
+        few, many = (whole.get(("none", count)) for count in FEW_BLOCKS)
+        own = seconds[chain.batch_size, chain.is_chunked].get(("none", fewer))
+        if few is None or many is None or own is None or not chain.is_alike:
             continue
-        works, own_works = ({key: row.micro_batch_s for key, row in rows.items()} for rows in (whole, own))
-        few, many = (whole["none", count] for count in FEW_BLOCKS)
         if many.micro_batch_s <= few.micro_batch_s:
             raise UsageError(
                 f"{more} blocks took no longer than {fewer}, so that the time of one is unknown: the machine was busy; "
                 "measure them again, in another --results_dir"
             )
-        work = work_of(own_works, works)
+        work = work_of({kind: row.micro_batch_s for kind, row in whole.items()}, own.micro_batch_s)
         work |= {
             "forward": (many.forward_s - few.forward_s) / (more - fewer),
             "adding": chain.work["adding"] * work["none"] / chain.work["none"],
-            "update": few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
+            "update": between(few.update_s, many.update_s, (chain.count - fewer) / (more - fewer)),
         }
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
         known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))
@@ -84,8 +84,8 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
     timed_chains = []
     for ends in known.values():
-        larger, smaller = ends[0], ends[-1]
-        for chain in (larger.at(size, smaller) for size in sizes):
+        smaller = ends[-1]
+        for chain in at_sizes(ends, sizes):
             share = min(1.0, chain.batch_size / smaller.batch_size)
             chain.work = {name: max(work_s, share * smaller.work[name]) for name, work_s in chain.work.items()}
             timed_chains.append(chain)

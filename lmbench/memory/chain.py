@@ -1,17 +1,18 @@
-"""A chain of alike blocks: what a block adds to the memory and to the work of each part of a step, as a few fake
+"""A chain of blocks: what a block adds to the memory and to the work of each part of a step, as a few fake
 steps of a few blocks tell. Works without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lmbench.memory.allocator import Allocation, frame_of
-from lmbench.memory.blocks import held_bytes, rounded_bytes
+from lmbench.memory.blocks import held_at, held_bytes, rounded_bytes
 
 #: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
 FEW_BLOCKS = (3, 6)
@@ -39,7 +40,7 @@ class BlockFacts(NamedTuple):
 class ChainFacts(NamedTuple):
     """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
     and changes over them: until the backward begins, until the last block's backward begins, and after the first
-    block's; and all gradients."""
+    block's; all gradients; and those of the step before that are held at entry, until the backward begins."""
 
     entry: float
     head_peak: float
@@ -48,14 +49,19 @@ class ChainFacts(NamedTuple):
     loss_change: float
     tail_peak: float
     gradients: float
+    old_gradients: float = 0.0
 
 
-Facts = TypeVar("Facts", BlockFacts, ChainFacts)
+def between(a: Any, b: Any, share: float) -> Any:
+    """What lies on the line through two alike things, at a share of the way from the first to the second.
 
-
-def between(a: Facts, b: Facts, share: float) -> Facts:
-    """The facts on the line through two, at a share of the way from the first to the second."""
-    return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
+    They are numbers, or tuples or mappings of such things; what only one of two mappings has is left out.
+    """
+    if isinstance(a, Mapping):
+        return {name: between(value, b[name], share) for name, value in a.items() if name in b}
+    if isinstance(a, tuple):
+        return type(a)(*(between(x, y, share) for x, y in zip(a, b, strict=True)))
+    return a + share * (b - a)
 
 
 class BlockBorders(Struct):
@@ -69,39 +75,45 @@ class BlockBorders(Struct):
 
 
 class Chain(Struct):
-    """The facts of a micro-batch of one size: of the chain of `count` alike blocks, and of a block by treatment.
+    """The facts of a micro-batch of one size: of the chain of blocks, and of a block by treatment and kind.
 
-    `work` is in FLOPs or seconds: `rest` is that of a micro-batch without blocks, `forward` that of a block's forward,
-    and the name of a treatment that of a block's both passes; `adding` is that of adding a micro-batch's gradients to
-    others, and `update` that of the optimizer, in seconds alone.
+    `kinds` has the kind of each block. `work` is in FLOPs or seconds: `rest` is that of a micro-batch without blocks,
+    `forward` that of a block's forward, and the name of a treatment that of a block's both passes, as a mean over the
+    blocks; `adding` is that of adding a micro-batch's gradients to others, and `update` that of the optimizer, in
+    seconds alone.
     """
 
     batch_size: int
     is_chunked: bool
-    count: int
+    kinds: list[int]
     facts: ChainFacts
-    blocks: dict[str, BlockFacts]
+    blocks: dict[str, dict[int, BlockFacts]]
     work: dict[str, float]
 
-    def at(self, batch_size: int, other: Chain) -> Chain:
-        """The facts of another size of the micro-batch, on the line through these and the other chain's.
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return len(self.kinds)
 
-        A way to treat blocks that was timed for one of them alone is left out.
-        """
-        span = other.batch_size - self.batch_size
-        share = (batch_size - self.batch_size) / span if span else 0.0
-        blocks = {
-            name: between(facts, other.blocks[name], share)
-            for name, facts in self.blocks.items()
-            if name in other.blocks
-        }
-        work = {
-            name: amount + share * (other.work[name] - amount)
-            for name, amount in self.work.items()
-            if name in other.work
-        }
-        facts = between(self.facts, other.facts, share)
-        return replace(self, batch_size=batch_size, facts=facts, blocks=blocks, work=work)
+    @property
+    def is_alike(self) -> bool:
+        """Whether all blocks are of one kind."""
+        return len(set(self.kinds)) == 1
+
+
+def at_sizes(known: Sequence[Chain], batch_sizes: Iterable[int]) -> list[Chain]:
+    """The chains of sizes of the micro-batch, on the lines through the first and the last of the known chains.
+
+    A way to treat blocks that was timed for one of them alone is left out.
+    """
+    first, last = known[0], known[-1]
+    span = last.batch_size - first.batch_size
+    chains = []
+    for batch_size in batch_sizes:
+        line = partial(between, share=(batch_size - first.batch_size) / span if span else 0.0)
+        facts, blocks, work = map(line, (first.facts, first.blocks, first.work), (last.facts, last.blocks, last.work))
+        chains.append(replace(first, batch_size=batch_size, facts=facts, blocks=blocks, work=work))
+    return chains
 
 
 class ChainSample(NamedTuple):
@@ -123,14 +135,15 @@ def sample_of(allocations: Sequence[Allocation], borders: BlockBorders, work: fl
     return ChainSample(held_bytes(blocks, count), blocks, borders, work)
 
 
-def block_facts(sample: ChainSample) -> BlockFacts:
-    """The facts of the second block."""
+def block_facts(sample: ChainSample, index: int) -> BlockFacts:
+    """The facts of a block."""
     held, borders = sample.held, sample.borders
-    enter, leave, start, end = borders.enter[1], borders.leave[1], borders.backward[1], borders.backward[0]
+    enter, leave, start = borders.enter[index], borders.leave[index], borders.backward[index]
+    end = borders.backward.get(index - 1, borders.first_backward_end)
     saved = sample.allocations.query(f"{enter} < start <= {leave} and end > {borders.backward_start}")
     figures = (
         held[enter : leave + 1].max() - held[enter],
-        held[borders.enter[2]] - held[enter],
+        held[borders.enter.get(index + 1, leave)] - held[enter],
         saved["size_bytes"].sum(),
         held[start : end + 1].max() - held[start],
         held[end] - held[start],
@@ -138,55 +151,69 @@ def block_facts(sample: ChainSample) -> BlockFacts:
     return BlockFacts(*map(float, figures))
 
 
-def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
-    """The facts of a chain of as many blocks as the sample has, whose facts are `none`."""
+def chain_facts(sample: ChainSample, none: Sequence[BlockFacts]) -> ChainFacts:
+    """The facts of a chain of as many blocks as the sample has; `none` are the facts of each block of the module."""
     held, borders = sample.held, sample.borders
     last = max(borders.leave)
     leave, backward, start, end = (
         borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
     )  # fmt: skip
-    made = sample.allocations.query(f"category == 'gradients' and start >= {backward}")
+    gradients = sample.allocations.query("category == 'gradients'")
     figures = (
         held[borders.enter[0]],
         held[leave : backward + 1].max() - held[leave],
-        held[backward] - held[leave] + (last + 1) * (none.kept - none.saved),
+        held[backward] - held[leave] + sum(block.kept - block.saved for block in none[: last + 1]),
         held[backward : start + 1].max() - held[backward], held[start] - held[backward],
         held[end:].max() - held[end],
-        made["size_bytes"].sum(),
+        gradients.query(f"start >= {backward}")["size_bytes"].sum(),
+        held_at(gradients, borders.enter[0])["size_bytes"].sum(),
     )  # fmt: skip
     return ChainFacts(*map(float, figures))
 
 
-#: The work of steps of few blocks, by treatment and number of blocks.
-Works = Mapping[tuple[str, int], float]
-
-
-def work_of(works: Works, whole: Works) -> dict[str, float]:
+def work_of(works: Mapping[tuple[str, int], float], own: float, treated: int = FEW_BLOCKS[0]) -> dict[str, float]:
     """The work that steps of few blocks tell, as a chain has it; a forward is a third of the FLOPs of matrix products.
 
     Args:
-        whole: works of steps whose loss is not in chunks, which tell of blocks.
+        works: works of steps by treatment and number of blocks, with the loss whole.
+        own: the work of the smallest step without a treatment, with the chain's own loss.
+        treated: the number of blocks in steps with a treatment.
     """
     fewer, more = FEW_BLOCKS
-    few = whole["none", fewer]
-    per_block = (whole["none", more] - few) / (more - fewer)
-    blocks = {name: per_block + (work - few) / fewer for (name, kept), work in whole.items() if kept == fewer}
-    return {**blocks, "rest": works["none", fewer] - per_block * fewer, "forward": per_block / 3}
+    few = works["none", fewer]
+    per_block = (works["none", more] - few) / (more - fewer)
+    blocks = {name: per_block + (work - few) / treated for (name, kept), work in works.items() if kept == fewer}
+    return {**blocks, "rest": own - per_block * fewer, "forward": per_block / 3}
 
 
-def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tuple[str, int], ChainSample]) -> Chain:
-    """The facts of a chain of `count` blocks.
+def chain_of(
+    batch_size: int, is_chunked: bool, kinds: list[int], samples: Mapping[tuple[str, int], ChainSample]
+) -> Chain:
+    """The facts of a chain of blocks of these kinds.
 
     Args:
-        samples: by treatment and number of blocks: `none` of both numbers of FEW_BLOCKS, others of the first.
+        samples: by treatment and number of blocks: `none` of both numbers of FEW_BLOCKS, others of the first. Those of
+            blocks of several kinds are of all blocks, whatever the number; their work counts as that of the rest,
+            except for what treatments add.
     """
     fewer, more = FEW_BLOCKS
-    blocks = {name: block_facts(sample) for (name, kept), sample in samples.items() if kept == fewer}
+    treated = len(samples["none", fewer].borders.leave)
+    # Other parts of a step are beside the first and the last block: these stand for their kind only if no other does.
+    standing = {kinds[index]: index for index in (treated - 1, 0, *range(treated - 2, 0, -1))}
+    blocks = {
+        name: {kind: block_facts(sample, index) for kind, index in standing.items()}
+        for (name, kept), sample in samples.items()
+        if kept == fewer
+    }
     # Recomputing saves nothing where a module recomputes its blocks itself.
-    least = blocks["none"].kept
-    blocks = {name: facts for name, facts in blocks.items() if name == "none" or facts.kept < least}
-    few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
-    facts = between(few, many, (count - fewer) / (more - fewer))
+    kept_bytes = {name: sum(facts[kind].kept for kind in kinds) for name, facts in blocks.items()}
+    blocks = {name: facts for name, facts in blocks.items() if name == "none" or kept_bytes[name] < kept_bytes["none"]}
+    none = [blocks["none"][kind] for kind in kinds]
+    few, many = (chain_facts(samples["none", kept], none) for kept in FEW_BLOCKS)
+    facts = between(few, many, (len(kinds) - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}
-    work = {**work_of(works, works), "adding": FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * facts.gradients}
-    return Chain(batch_size, is_chunked, count, facts, blocks, work)
+    work = {
+        **work_of(works, works["none", fewer], treated),
+        "adding": FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * facts.gradients,
+    }
+    return Chain(batch_size, is_chunked, kinds, facts, blocks, work)

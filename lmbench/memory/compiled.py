@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +24,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from lmbench.memory.allocator import Allocation
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
 
 # Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
@@ -104,34 +102,32 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     steps = _plan(calls, base, kept)
     flops = sum(map(_flops, calls))
 
+    def written(node: fx.Node) -> dict[int, torch.Tensor]:
+        """Fresh tensors for the values of a node, by their storages."""
+        tensors = {
+            _storage(value): torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            for value in _values(node)
+        }
+        for tensor in tensors.values():
+            tracker.note(tensor).made_by = str(node.target)
+        return tensors
+
     def run(*args: Any) -> list[Any]:
         tracker.flops += flops
-        temporaries: dict[fx.Node, list[Allocation]] = {}
         values = dict(zip(inputs, args, strict=True))
         tensors = {_storage(value): values[node] for node in inputs for value in _values(node)}
         for node, last_read in steps.items():
             if _packet(node) in MATMULS:
                 tracker.multiply()
-            if node in kept:
-                for value in _values(node):
-                    tensors[_storage(value)] = torch.empty_strided(
-                        value.shape, value.stride(), dtype=value.dtype, device=value.device
-                    )
-            else:
-                temporaries[node] = [
-                    tracker.allocate(value.untyped_storage().nbytes(), None, str(node.target), value.numel())
-                    for value in _values(node)
-                ]
+            tensors |= written(node)
             for read in last_read:
-                for allocation in temporaries.pop(read, []):
-                    tracker.free(allocation)
+                for value in _values(read):
+                    tensors.pop(_storage(value), None)
                 # The backward graph frees an input that the forward saved for it after the last read.
                 if isinstance(values.get(read), torch.Tensor):
                     allocation = tracker.note(values[read])
                     if allocation.category is None and tracker.phase == "backward":
                         tracker.free(allocation)
-        for allocation in chain.from_iterable(temporaries.values()):
-            tracker.free(allocation)
         results = []
         for node in outputs:
             value = node.meta["val"] if isinstance(node, fx.Node) else node

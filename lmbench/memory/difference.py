@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lmbench.memory.answer import lines_of
-from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS, by_category
+from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
 from lmbench.records.vocabulary import PHASES
@@ -37,7 +37,7 @@ def recorded_peak(name: str, findings: Findings) -> MemoryPeak:
     line = lines_of(held)
     lines = held.assign(line=line.where(line != "", held["owner"])).groupby(["category", "line"])["size_bytes"].sum()
     text = f"{name}: {gib(peak['allocated_bytes'])} in {peak['phase']}, {gib(peak['reserved_bytes'])} reserved"
-    return MemoryPeak(text, pd.Series(by_category(held)), findings.phases["peak_bytes"], lines)
+    return MemoryPeak(text, pd.Series(findings.by_category), findings.phases["peak_bytes"], lines)
 
 
 def predicted_peak(name: str, forecast: Forecast) -> MemoryPeak:

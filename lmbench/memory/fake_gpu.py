@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _DTYPE: Any = torch._C.TensorBase.dtype
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _SDPA = functional.scaled_dot_product_attention
+_SDPA_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
@@ -87,27 +88,27 @@ def act_like_cuda() -> None:
     FakeTensor.numpy = lambda tensor, **_: _ones(tensor).numpy()  # type: ignore[method-assign]
 
 
-#: The parameters that a function has made, by the parameter before.
-_converted: Any = weakref.WeakKeyDictionary()
-
-
 def _convert(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """`Module._apply` that gives a module new parameters where a conversion makes any; tied parameters stay tied."""
+    """`Module._apply`, but each parameter becomes in place what a conversion makes of it: tied ones stay tied."""
     # Children first, as PyTorch's does: the order of the frees decides where later tensors lie.
     for child in module.children() if recurse else ():
         child._apply(convert)
-    converted = _converted.setdefault(convert, WeakIdKeyDictionary())
-    for name, parameter in module._parameters.items():
-        if parameter is not None and parameter not in converted:
-            with torch.no_grad():
-                tensor = convert(parameter)
-            is_new = tensor is not parameter
-            converted[parameter] = nn.Parameter(tensor, parameter.requires_grad) if is_new else None
+    for parameter in module._parameters.values():
         if parameter is not None:
-            module._parameters[name] = parameter if converted[parameter] is None else converted[parameter]
+            with torch.no_grad():
+                converted = convert(parameter)
+            if converted is not parameter:
+                _become(parameter, nn.Parameter(converted, parameter.requires_grad))
     for name, buffer in module._buffers.items():
         module._buffers[name] = None if buffer is None else convert(buffer)
     return module
+
+
+def _become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Turn a tensor into another one, for all that hold it, such as optimizers."""
+    # PyTorch refuses tensors with weak references, which the mode of fake tensors has to each.
+    with patch.object(weakref, "getweakrefs", lambda _: []):
+        torch.utils.swap_tensors(tensor, other)
 
 
 def _unsized(make: Callable[..., Any]) -> Any:
@@ -121,11 +122,9 @@ def _unsized(make: Callable[..., Any]) -> Any:
 
 
 def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-    """Turn a lazy module's parameter into a fake one of a size; optimizers that have it keep it."""
+    """Turn a lazy module's parameter into a fake one of a size."""
     empty = torch.empty(shape, dtype=dtype or _DTYPE.__get__(tensor))
-    sized = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
-    tensor.__class__, tensor.__dict__, sized.__dict__ = type(sized), sized.__dict__, tensor.__dict__
-    torch._C._swap_tensor_impl(tensor, sized)
+    _become(tensor, nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty)
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -204,18 +203,13 @@ class CudaAttention(TorchFunctionMode):
         cuda = torch.backends.cuda
         has_flash_or_cudnn = cuda.flash_sdp_enabled() or cuda.cudnn_sdp_enabled()
         has_efficient = cuda.mem_efficient_sdp_enabled()
-        query = args[0] if args else kwargs["query"]
-        if query.dtype is torch.float64 or not (has_flash_or_cudnn or has_efficient):
+        named = {**dict(zip(_SDPA_PARAMETERS, args, strict=False)), **kwargs}
+        if named["query"].dtype is torch.float64 or not (has_flash_or_cudnn or has_efficient):
             with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **kwargs)
+                return func(**named)
         CudaAttention.is_efficient_alone = has_efficient and not has_flash_or_cudnn
-        # Dropout is the fifth argument.
-        if len(args) > 4:
-            args = (*args[:4], 0.0, *args[5:])
-        else:
-            kwargs = {**kwargs, "dropout_p": 0.0}
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-            return func(*args, **kwargs)
+            return func(**{**named, "dropout_p": 0.0})
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         with self:
@@ -302,16 +296,16 @@ class Tracker(TorchDispatchMode):
 
     def note(self, tensor: torch.Tensor, category: Category | None = None) -> Allocation:
         """The allocation behind a tensor, logged if it is new, with the category if one is given."""
-        # A tensor that is split over ranks stands for this rank's part.
-        tensor = getattr(tensor, "_local_tensor", tensor)
+        parts: Sequence[torch.Tensor] = ()
         if tensor.layout is torch.sparse_coo:
-            self.note(tensor._indices(), category)
-            tensor = tensor._values()
+            parts = tensor._indices(), tensor._values()
         elif is_traceable_wrapper_subclass(tensor):
-            # The storage of the wrapper, such as a quantized optimizer state, has its apparent size and no memory.
-            *others, tensor = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-            for part in others:
-                self.note(part, category)
+            # The storage of a wrapper, such as a quantized optimizer state, or a tensor that is split over ranks and
+            # holds this rank's part, has the apparent size and no memory.
+            parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        if parts:
+            # DTensor lists its device mesh, too.
+            return [self.note(part, category) for part in parts if isinstance(part, torch.Tensor)][-1]
         storage = tensor.untyped_storage()
         allocation: Allocation | None = self._seen.get(storage)
         if allocation is None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from lmbench.memory.allocator import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, CachingAllocator, Piece
 from lmbench.memory.blocks import rounded_bytes
 from lmbench.memory.findings import Findings
 from lmbench.memory.snapshot import GROWTH, Replay
+from lmbench.records.intervals import paint, union
 
 #: The category of a gap that is a whole segment.
 FREE_SEGMENT = "free segments"
@@ -20,30 +22,19 @@ _AGREEING_FRACTION = 0.01
 
 def segments_at(played: Replay, entry: int) -> list[tuple[int, int]]:
     """The segments after an entry, each as its first address and the address behind it, in order."""
-    ends = {start: start + size for start, size in played.segments[["address", "total_bytes"]].to_numpy().tolist()}
-    later = played.entries.iloc[entry + 1 :]
-    later = later[later["action"].isin(GROWTH)][["action", "address", "size_bytes"]]
-    # Segments are known at the end: go back from there.
-    for action, first, size in reversed(later.to_numpy().tolist()):
-        if GROWTH[action] < 0:
-            ends[first] = first + size
-            continue
-        # An expandable segment grew by a part of it.
-        around = [start for start, end in ends.items() if start <= first < end]
-        for start in around:
-            end = ends.pop(start)
-            if start < first:
-                ends[start] = first
-            if first + size < end:
-                ends[first + size] = end
-    segments, is_expandable = list[tuple[int, int]](), played.segments["is_expandable"].any()
-    for start, end in sorted(ends.items()):
-        # A part that was unmapped is the end of the expandable segment before it.
-        if is_expandable and segments and segments[-1][1] == start:
-            segments[-1] = segments[-1][0], end
-        else:
-            segments.append((start, end))
-    return segments
+    later, final = played.entries.iloc[entry + 1 :], played.segments
+    later = later[later["action"].isin(GROWTH)]
+    first = np.append(later["address"], final["address"])
+    sizes = np.append(later["size_bytes"], final["total_bytes"])
+    # The next event about a piece of memory tells whether it was reserved before: a growth takes it, a shrinking frees
+    # it. A piece without later events is as at the end.
+    is_free = np.append(later["action"].map(GROWTH) > 0, [False] * len(final)).astype(bool)
+    start, end, owner = paint(first, first + sizes, np.arange(len(first)))
+    start, end = start[~is_free[owner]], end[~is_free[owner]]
+    if final["is_expandable"].any():
+        # The pieces by which a segment grew are one segment.
+        start, end = union(start, end)
+    return list(zip(start.tolist(), end.tolist(), strict=True))
 
 
 def gaps(findings: Findings) -> Any:

@@ -88,7 +88,7 @@ def frontier(points: Iterable[PlanPoint]) -> list[PlanPoint]:
 
 
 def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
-    """The plan for a configuration, with its progress shown. Raises as `ask` does, also without alike blocks."""
+    """The plan for a configuration, with its progress shown. Raises as `ask` does, also without a list of blocks."""
     with progress("planning memory") as task:
         return ask(words, request, MemoryPlan, task.note)
 

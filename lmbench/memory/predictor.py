@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from lmbench.memory.blocks import Category
+from lmbench.memory.chain import between
 from lmbench.memory.forecast import FitOnGpu, PhasePeak, TargetGpu
 from lmbench.records.vocabulary import PHASES
 
@@ -177,11 +178,10 @@ class Predictor:
         two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in self._few)
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
             return []
-        peaks = []
+        share, peaks = (count - fewer) / (more - fewer), []
         for of_two, of_four in zip(two, four, strict=True):
-            per_block = {name: (size - of_two.peak[name]) / (more - fewer) for name, size in of_four.peak.items()}
-            sizes = {name: round(size + per_block[name] * (count - fewer)) for name, size in of_two.peak.items()}
-            peaks.append(replace(of_four, peak=sizes))
+            sizes = between(of_two.peak, of_four.peak, share)
+            peaks.append(replace(of_four, peak={name: round(size) for name, size in sizes.items()}))
         return peaks
 
 

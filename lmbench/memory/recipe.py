@@ -84,7 +84,9 @@ def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:
     for name, first in product(treatments, range(count, 0, -(1 + count // _MOST_PORTIONS))):
         yield Recipe(**shape, treatment=name, first=None if first == count else first)
     groups = [size for size in range(2, count // 2 + 1) if size <= 4 or count % size == 0]
-    for size, is_nested in product(groups if _IN_GROUPS in treatments else (), (False, True)):
+    # Blocks of different kinds may take different arguments, with which they cannot run as a group.
+    has_groups = _IN_GROUPS in treatments and chain.is_alike
+    for size, is_nested in product(groups if has_groups else (), (False, True)):
         yield Recipe(**shape, treatment=_IN_GROUPS, group=size, is_nested=is_nested)
 
 
@@ -106,32 +108,33 @@ def recipe_of(run: StoredRun) -> Recipe | None:
 
 def predicted_peak(chain: Chain, recipe: Recipe) -> float:
     """The bytes at the peak of a steady step, by a walk through its blocks."""
-    facts, none, treated = chain.facts, chain.blocks["none"], recipe.treated(chain.count)
-    # The blocks as groups, each with its number of blocks and their treatment.
-    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
-    units = [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (chain.count - treated)]
-    gradient = none.change + none.saved
+    facts, treated = chain.facts, recipe.treated(chain.count)
+    starts = range(0, treated, recipe.group)
+    units = [(min(recipe.group, treated - start), recipe.treatment, chain.kinds[start]) for start in starts]
+    units += [(1, "none", kind) for kind in chain.kinds[treated:]]
+    # Each group of blocks: their number, what each of them adds, and what it would add without treatment.
+    groups = [(size, chain.blocks[name][kind], chain.blocks["none"][kind]) for size, name, kind in units]
     accumulates = recipe.micro_batches > 1
-    level = facts.entry + (facts.gradients if accumulates else 0)
+    # Of several micro-batches the second one finds all gradients, and zeroes none.
+    gradients = facts.gradients if accumulates else facts.old_gradients
+    level = facts.entry - facts.old_gradients + gradients
     peak, dropped = level, 0.0
-    for size, name in units:
-        block = chain.blocks[name]
+    for size, block, _ in groups:
         peak = max(peak, level + block.forward_peak + (block.saved if size > 1 else 0))
         level += block.saved + size * (block.kept - block.saved)
         dropped += size * (block.kept - block.saved)
     peak = max(peak, level + facts.head_peak)
-    level += facts.head_change - dropped
+    level += facts.head_change - dropped + (facts.old_gradients if accumulates else 0)
     peak = max(peak, level + facts.loss_peak)
     level += facts.loss_change
-    for size, name in reversed(units):
-        block = chain.blocks[name]
+    for size, block, none in reversed(groups):
         inner = block if recipe.is_nested or size == 1 else none
         if size > 1:
             level += size * inner.saved
             peak = max(peak, level - inner.saved + inner.forward_peak)
         for _ in range(size):
             peak = max(peak, level + inner.backward_peak)
-            level += inner.change - (gradient if accumulates else 0)
+            level += inner.change - (none.change + none.saved if accumulates else 0)
         if size > 1:
             level -= block.saved
     return max(peak, level + facts.tail_peak)

@@ -42,11 +42,10 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     held = held.assign(start=range(count), end=range(1, count + 1), ms=times_ms)
     # Without lmbench's notes, the program's own ranges tell more than phases that stacks tell.
     pieces = (findings.notes is None and bands[OTHERS].pieces) or bands[PHASE].pieces
-    edges = np.searchsorted(entries["time_us"], [times_us for _, *times_us in pieces])
-    columns = np.clip(np.searchsorted(borders, edges, side="right") - 1, 0, count).tolist()
-    spans = [(name, start, end) for (name, *_), (start, end) in zip(pieces, columns, strict=True) if end > start]
-    phases = pd.DataFrame(spans[:MAX_BANDS], columns=["name", "start", "end"])
-    phases = phases.assign(low=1.03 * max_gib, high=1.1 * max_gib)
+    phases = pd.DataFrame(pieces, columns=["name", "start", "end"])
+    edges = np.searchsorted(entries["time_us"], phases[["start", "end"]].to_numpy())
+    phases[["start", "end"]] = np.clip(np.searchsorted(borders, edges, side="right") - 1, 0, count)
+    phases = phases[phases["end"] > phases["start"]].head(MAX_BANDS).assign(low=1.03 * max_gib, high=1.1 * max_gib)
     spec = template("timeline")
     areas, _, peak_rule, pointer, above = spec["layer"]
     # Repeat the last column at the right edge, so that it has a width.

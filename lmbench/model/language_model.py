@@ -89,8 +89,9 @@ class LanguageModel(LightningModule):
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
         super().__init__()
-        dimensions = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
-        self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
+        self.shape = resolve_shape(
+            size, vocab_size, d_model=d_model, d_ff=d_ff, num_layers=num_layers, num_heads=num_heads
+        )
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
         if loss not in LOSSES:

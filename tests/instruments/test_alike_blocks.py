@@ -22,8 +22,11 @@ class Layers(LightningModule):
         )
 
 
-@pytest.mark.parametrize(("has_experts", "count"), [(lambda n: True, 6), (lambda n: n % 2, None)])
-def test_alike_blocks_are_layers_and_not_the_experts_of_layers_that_differ(has_experts, count):
+@pytest.mark.parametrize(
+    ("has_experts", "kinds", "count"), [(lambda n: True, [0] * 6, 6), (lambda n: n % 2, [0, 1] * 3, None)]
+)
+def test_blocks_are_layers_and_not_their_experts_and_only_alike_ones_are_cut(has_experts, kinds, count):
     module = Layers(has_experts)
-    blocks = AlikeBlocks(module, None)
-    assert (blocks.count, blocks.lists) == (count, [module.layers] if count else [])
+    blocks = AlikeBlocks(module, 3)
+    assert (blocks.lists, blocks.kinds, blocks.count) == ([module.layers], kinds, count)
+    assert len(module.layers) == (3 if count else 6)

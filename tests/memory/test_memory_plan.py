@@ -33,7 +33,7 @@ OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.context_leng
 
 def _compared(recipes, *words):
     """The words of recipes, with their peaks by the walk and by fake steps of all blocks."""
-    planner = Planner([*WORDS, *words], Prediction)
+    planner = Planner(list(words), Prediction)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
     for recipe in recipes:
@@ -54,14 +54,22 @@ def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
         Recipe(4, 1, "inputs", None, 3, is_nested=True, is_chunked=True),
         Recipe(4, 1, "inputs on the host"),
     ]
-    for words, walked, stepped in in_fork(_compared, recipes):
+    for words, walked, stepped in in_fork(_compared, recipes, *WORDS):
         assert walked == pytest.approx(stepped, rel=0.02), words
 
 
 def test_the_walk_through_compiled_blocks_is_that_of_a_compiled_step():
     recipes = [Recipe(4, 1), Recipe(1, 4, "matmuls", 4), Recipe(4, 1, "inputs", 3, is_chunked=True)]
-    for words, walked, stepped in in_fork(_compared, recipes, *REGIONAL):
+    for words, walked, stepped in in_fork(_compared, recipes, *WORDS, *REGIONAL):
         assert walked == pytest.approx(stepped, rel=0.005), words
+
+
+@pytest.mark.parametrize("zero_grad", ["after_step", "native"])
+def test_the_walk_through_blocks_of_several_kinds_is_that_of_a_step(zero_grad):
+    recipes = [Recipe(2, 1, "inputs", 3), Recipe(1, 2, "matmuls", 4)]
+    words = ["--model=own_blocks.Mixed", *OWN[1:], "--data.batch_size=2", f"--measure.zero_grad={zero_grad}"]
+    for recipe, walked, stepped in in_fork(_compared, recipes, *words):
+        assert walked == pytest.approx(stepped, rel=0.02), recipe
 
 
 def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
@@ -97,9 +105,9 @@ def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
 # by formulas
 
 FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105)
-BLOCKS = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 33, 8)}
+BLOCKS = {"none": {0: BlockFacts(30, 30, 30, 5, -20)}, "inputs": {0: BlockFacts(30, 2, 2, 33, 8)}}
 #: Ten blocks whose activations are 30 bytes, or 2 where they are computed again, and whose gradients are 10.
-CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40, "adding": 3})
+CHAIN = Chain(4, False, [0] * 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40, "adding": 3})
 
 
 @pytest.mark.parametrize(
@@ -170,9 +178,9 @@ def planted_plan(reserved, **request):
 
 
 def test_a_plan_is_found_after_any_number_of_recipes_that_just_miss():
-    small = {name: BlockFacts(*(figure / 10 for figure in facts)) for name, facts in BLOCKS.items()}
+    small = {name: {0: BlockFacts(*(figure / 10 for figure in facts[0]))} for name, facts in BLOCKS.items()}
     reserved = iter([401] * 9)
-    plan = planted_plan(reserved, chains=[replace(CHAIN, count=100, blocks=small)])
+    plan = planted_plan(reserved, chains=[replace(CHAIN, kinds=[0] * 100, blocks=small)])
     assert (plan.best.is_checked, plan.best.reserved_bytes, next(reserved, None)) == (True, 399, None)
 
 
@@ -202,8 +210,8 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
     measured = stored("memory/plan_h200")
-    blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
-    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1, "adding": 3})
+    blocks = {name: {0: BlockFacts(*[0] * 5)} for name in ("none", "inputs", "attention")}
+    untimed = Chain(16, False, [0] * 36, FACTS, blocks, {"none": 1, "adding": 3})
     (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])
     for treatment, first, group, is_nested, step_s in measured["steps"]:
         recipe = Recipe(16, 1, treatment, first, group, is_nested)
@@ -215,7 +223,7 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
     fewer, more = FEW_BLOCKS
     blocks_s = {("none", more): 6, ("none", fewer): 3, ("matmuls", fewer): 3.1, ("inputs", fewer): 4}
     times = [BlockTime(*kind, 4, False, step_s, 1, 0) for kind, step_s in blocks_s.items()]
-    chain = replace(CHAIN, blocks={**BLOCKS, "matmuls": BlockFacts(30, 3, 3, 33, 7)})
+    chain = replace(CHAIN, blocks={**BLOCKS, "matmuls": {0: BlockFacts(30, 3, 3, 33, 7)}})
 
     def points(**seen):
         request = PlanRequest(TargetGpu("a budget", 2**30, 0), times, [chain], **seen, checks=0)
@@ -252,7 +260,7 @@ def test_no_smaller_micro_batch_that_computes_as_much_again_is_faster_than_one_t
     times += [time_of("inputs", fewer, size, 1.5 * size * fewer) for size in (4, 2)]
     chains = [
         replace(CHAIN, batch_size=size, blocks={
-            name: BlockFacts(*(figure * size / 4 for figure in facts)) for name, facts in BLOCKS.items()
+            name: {0: BlockFacts(*(figure * size / 4 for figure in facts[0]))} for name, facts in BLOCKS.items()
         })
         for size in (4, 2, 1)
     ]  # fmt: skip

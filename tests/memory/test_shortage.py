@@ -51,7 +51,7 @@ def plans(monkeypatch):
 
     def plan_for(words, request):
         assert words[0].startswith("--config=")
-        chain = Chain(48, False, 12, ChainFacts(*[0.0] * 7), {}, {})
+        chain = Chain(48, False, [0] * 12, ChainFacts(*[0.0] * 7), {}, {})
         return MemoryPlan([BEST], [BEST], request.gpu, False, [chain], 116)
 
     monkeypatch.setattr(plan, "ask_plan", plan_for)

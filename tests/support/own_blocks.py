@@ -10,12 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Layer(nn.Module):
-    def __init__(self, width, heads, dropout):
+    def __init__(self, width, heads, dropout, factor=4):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attend, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.up, self.down = nn.Linear(width, factor * width), nn.Linear(factor * width, width)
 
     def forward(self, x):
         parts = self.attend(self.first(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -60,6 +60,14 @@ class Staged(OwnBlocks):
     def __init__(self, width: int = 64):
         super().__init__(width)
         self.layers = nn.ModuleList([nn.Sequential(*self.layers), nn.Sequential(nn.LayerNorm(width))])
+
+
+class Mixed(OwnBlocks):
+    """The first block, and every third one, is narrower than the others."""
+
+    def __init__(self, width: int = 64):
+        super().__init__(width)
+        self.layers = nn.ModuleList(Layer(width, 4, 0.1, factor=4 if index % 3 else 1) for index in range(6))
 
 
 class TwoBackwards(OwnBlocks):

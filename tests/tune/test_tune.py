@@ -232,9 +232,9 @@ def test_micro_batches_of_a_module_that_optimizes_by_hand_are_left_out_with_the_
 
 
 def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
-    blocks = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 5, -20)}
+    blocks = {"none": {0: BlockFacts(30, 30, 30, 5, -20)}, "inputs": {0: BlockFacts(30, 2, 2, 5, -20)}}
     work = {"rest": 50, "forward": 0, "none": 30, "inputs": 40, "adding": 3}
-    chain = Chain(2, False, 6, ChainFacts(*[0.0] * 7), blocks, work)
+    chain = Chain(2, False, [0] * 6, ChainFacts(*[0.0] * 7), blocks, work)
 
     def plan_for(words, request):
         """A plan as its process makes it, for a chain that is known."""
