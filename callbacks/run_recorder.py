@@ -38,7 +38,6 @@ from lmbench.instruments.ending import (
 )
 from lmbench.instruments.environment import capture_environment, torch_flags
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
-from lmbench.instruments.training import loss_facts
 from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
@@ -195,7 +194,6 @@ class RunRecorder(Observer):
         self.folder, self.run = RunFolder(path), run.record
         if ending is None:
             return
-        self.run.window.steps = sum(step.stage == "window" for step in run.steps)
         complete_run(self.run, run.steps)
         self.run.exit_code = None
         self.close(ending)
@@ -355,8 +353,9 @@ class RunRecorder(Observer):
                     self._write()
                 self.result.close()
                 self.run.unwritten_step_count = self.result.unwritten_count
-                fault = self._summarize(ending) if self._session is not None else None
-                ending = self._first_failure(fault) if ending.outcome == "ok" else ending
+                failure = self._summarize() if self._session is not None else None
+                if ending.outcome == "ok":
+                    ending = failure or self._first_failure()
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.
@@ -374,13 +373,8 @@ class RunRecorder(Observer):
         has_failed_guard = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
         return Ending("ok", ExitCode.GUARD_FAILED) if has_failed_guard else COMPLETE
 
-    def _first_failure(self, fault: Exception | None) -> Ending:
-        """The ending of a run that measured to its end, by the first failure after that.
-
-        `fault` is how lmbench's own summary failed.
-        """
-        if fault is not None:
-            return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
+    def _first_failure(self) -> Ending:
+        """The ending of a run that measured to its end and has a summary, by the first failure after that."""
         if (signum := received()) is not None:
             return interrupted(signum, "summary")
         count, error, profile = self.result.unwritten_count, self.result.error, self.run.profile
@@ -392,20 +386,13 @@ class RunRecorder(Observer):
             return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
         return self._without_loss() or self._complete_ending()
 
-    def _summarize(self, ending: Ending) -> Exception | None:
-        """Summarize the steps in the record; returns how that failed, after printing the traceback."""
-        session, run = self.session, self.run
-        run.window.steps = session.window_steps
+    def _summarize(self) -> Ending | None:
+        """Summarize the steps in the record; returns the ending if that fails, after printing the traceback."""
         try:
-            steps = self._steps()
-            if ending.outcome != "ok":
-                # A signal may come between the end of a step and its record.
-                run.window.steps = sum(step.stage == "window" for step in steps)
-            run.loss = loss_facts(steps)
-            complete_run(run, steps, session.raw_wall_s)
+            complete_run(self.run, self._steps(), self.session.raw_wall_s)
         except Exception as fault:
             traceback.print_exc()
-            return fault
+            return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
         return None
 
     def _without_loss(self) -> Ending | None:

@@ -1,4 +1,4 @@
-"""Facts about training: norms of gradients and parameters, gradients that are missing, and the losses of a run."""
+"""Facts about training: norms of gradients and parameters, gradients that are missing, and losses of batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed.tensor import DTensor
 
 from lmbench.instruments.subject import tensors_of
-from lmbench.records.measured import Loss, TrainingFacts
-from lmbench.records.step import StepRecord
+from lmbench.records.measured import TrainingFacts
 
 
 def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
@@ -146,17 +145,3 @@ def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
     with suppress(Exception), torch.no_grad(), torch.compiler.set_stance("force_eager"), context():
         return [loss_of(batch) for batch in batches]
     return None
-
-
-def loss_facts(steps: Sequence[StepRecord]) -> Loss:
-    """The `loss` of a run's record: the run's first, and the window's last and mean.
-
-    A nan or an infinity is kept, because it shows that the run diverged.
-    """
-    losses = [step.loss for step in steps if step.loss is not None]
-    window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
-    return Loss(
-        first=losses[0] if losses else None,
-        last=window[-1] if window else None,
-        mean=float(torch.tensor(window, dtype=torch.float64).mean()) if window else None,
-    )
