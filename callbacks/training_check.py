@@ -23,14 +23,16 @@ from lmbench.instruments.training import (
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
-#: Steps that may be added to the first one, where it was skipped, or where some optimizer did not step in it.
+#: Steps that may be added to the first one, where it was skipped, or where it left some parameters alone.
 _MOST_ADDED = 5
 
 
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
 
-    Each of several optimizers has its parameters checked before its own step, which by hand may be in another batch.
+    A parameter is checked in the first step that gives it a gradient, of six at most: experts train in steps in which
+    they get a token. Each of several optimizers has its parameters checked before its own step, which by hand may be in
+    another batch.
     In your own Trainer the probe step needs `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
     Recorded under `warmup`:
@@ -55,16 +57,18 @@ class TrainingCheck(Observer):
     """
 
     def prepare(self) -> None:
-        self._is_probing = False
         self._earlier_batch: Any = None
         self.listen(True)
+
+    @property
+    def _is_probing(self) -> bool:
+        return self.session.probe_kind is ProbeKind.TRAINING and self.trainer.training
 
     def window_opened(self) -> None:
         # The window needs neither hook.
         self.listen(False)
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._is_probing = kind is ProbeKind.TRAINING and self.trainer.training
         if self._is_probing:
             self.listen(True)
             self._left = _MOST_ADDED
@@ -82,7 +86,7 @@ class TrainingCheck(Observer):
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         training = self.session.run.probe.training
-        if self._is_probing and training is not None and self._earlier_batch is not None:
+        if training is not None and self._earlier_batch is not None and self._is_probing:
             is_same = is_same_batch(batch, self._earlier_batch)
             training.has_new_batch = None if is_same is None else not is_same
             if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
@@ -113,7 +117,7 @@ class TrainingCheck(Observer):
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
         checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
         self._check(checked, optimizer)
-        self._stepped |= checked.keys()
+        self._stepped |= {name for name in checked if self._gradient_norms.get(name)}
         if not self._before:
             self._scale = self._loss_scale()
         self._before |= fingerprints({name: p.detach() for name, p in checked.items() if p.grad is not None})
@@ -139,34 +143,36 @@ class TrainingCheck(Observer):
 
     def _check(self, names: Iterable[str], optimizer: Optimizer | None = None) -> None:
         taken, scale = norms({name: self._trainable[name].grad for name in names}), self._remaining_scale(optimizer)
-        self._gradient_norms |= {name: norm / scale for name, norm in taken.items()}
+        # A gradient of an earlier step stays.
+        known = self._gradient_norms
+        known |= {name: norm / scale for name, norm in taken.items() if norm or name not in known}
         self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms)
         self.session.run.probe.training.kept_gradient_count = self._kept_count
 
     def step_ended(self) -> None:
         training = self.session.run.probe.training
-        if not self._is_probing or training is None:
+        if training is None or not self._is_probing:
             return
-        if self._left and not self.module.automatic_optimization and self._stepped < self._trainable.keys():
-            # By hand, an optimizer may step in another batch.
-            self._left -= 1
-            self.session.repeat_probe()
-            return
+        is_automatic = self.module.automatic_optimization
         # Without a loss, Lightning skips the backward pass.
-        has_loss = self._has_backward or not self.module.automatic_optimization
-        if has_loss and not self._before:
-            return
-        after = fingerprints({name: self._trainable[name].detach() for name in self._before})
-        training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
-        # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-        training.is_skipped = not has_loss or self._loss_scale() < self._scale
-        if training.is_skipped and self._left:
+        has_loss = self._has_backward or not is_automatic
+        if self._before or not has_loss:
+            after = fingerprints({name: self._trainable[name].detach() for name in self._before})
+            training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
+            # The scaler lowers its scale exactly when it found an infinity and skipped the update.
+            training.is_skipped = not has_loss or self._loss_scale() < self._scale
+        silent_count = len(training.missing_gradients) + len(training.zero_gradients)
+        is_partial = 0 < silent_count < len(self._trainable)
+        if not is_automatic:
+            # An optimizer may step in another batch.
+            is_partial = self._stepped < self._trainable.keys()
+        if self._left and (training.is_skipped or is_partial):
             self._left -= 1
-            self._begin()
+            if training.is_skipped:
+                self._begin()
             self.session.repeat_probe()
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        self._is_probing = False
         self.listen(False)
 
 
