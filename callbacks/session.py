@@ -18,16 +18,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.events import Events, LeanCallback
-from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.originals import replaced_functions
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses, watch_restarts
 from lmbench.instruments.training import logged_values, loss_scaler
 from lmbench.instruments.window import (
-    MAX_SETTLE_STEPS,
     PACE_STEPS,
-    SETTLE_STEPS_OF_RANKS,
     ProbeKind,
     Schedule,
     planned_steps,
@@ -116,8 +113,8 @@ class MeasurementSession(LeanCallback):
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         #: The values that `self.log` kept last.
         self._logged: dict[str, torch.Tensor] = {}
-        self._probe_plan: list[ProbeKind] = []
-        self._settle_steps = 0
+        #: The kinds of the probe steps after the running one.
+        self.probes_left: list[ProbeKind] = []
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._last_batch = 0
@@ -154,7 +151,7 @@ class MeasurementSession(LeanCallback):
             return
         self._close()
         self._reset()
-        self._trainer = trainer
+        self._trainer, self.device = trainer, trainer.strategy.root_device
         self.folder = Path(trainer.default_root_dir, f"rank{trainer.global_rank}" if trainer.global_rank else "")
         self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._profiler  # type: ignore[attr-defined]
@@ -172,7 +169,6 @@ class MeasurementSession(LeanCallback):
         trainer, self._trainer = self._trainer, None
         if trainer is None:
             return
-        self.track.listeners.clear()
         self._bypass.close()
         self._restarts.close()
         if self._profiler is not None and trainer.profiler is self._profiler:
@@ -328,18 +324,15 @@ class MeasurementSession(LeanCallback):
     # the stages
 
     def _start(self, trainer: Trainer) -> None:
-        self.device = trainer.strategy.root_device
         self.run.mode = self.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         self.track.reset()
-        self._has_started = True
-        if trainer.loggers:
-            # Behind all other observers, so that it logs complete facts.
-            self.observers.append(LoggerSink(trainer, self.run, self.records))
         for event in _STEP_EVENTS:
             hearers = [o for o in self.observers if getattr(type(o), event) is not getattr(Events, event)]
             self._hearers[event] = [getattr(observer, event) for observer in hearers]
         for observer in self.observers:
             observer.run_started()
+        # From now on a `setup` begins another run.
+        self._has_started = True
         if self.schedule.warmup_steps == 0:
             self._open_window()
 
@@ -374,9 +367,9 @@ class MeasurementSession(LeanCallback):
                 self._open_window()
         elif self.stage is Stage.WINDOW and self._is_window_complete():
             self._close_window()
-            self._probe_plan = self.schedule.probe_plan()
-            if self._probe_plan:
-                self._probe_plan += [kind for observer in self.observers for kind in observer.own_probes]
+            self.probes_left = self.schedule.probe_plan()
+            if self.probes_left:
+                self.probes_left += [kind for observer in self.observers for kind in observer.own_probes]
                 self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
         if self.stage is Stage.PROBE:
@@ -445,15 +438,7 @@ class MeasurementSession(LeanCallback):
         self._collector.close()
 
     def _next_probe(self) -> None:
-        if self.probe_kind is ProbeKind.SETTLE:
-            self._settle_steps += 1
-            if self._agreed_steps is None:
-                is_settled = self.timer is None or self.timer.is_settled(self._settle_steps)
-            else:
-                is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
-            if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:
-                return
-        next_kind = self._probe_plan.pop(0) if self._probe_plan else None
+        next_kind = self.probes_left.pop(0) if self.probes_left else None
         if next_kind is not self.probe_kind:
             self._switch_probe(next_kind)
         if next_kind is None:
@@ -465,7 +450,7 @@ class MeasurementSession(LeanCallback):
     def repeat_probe(self) -> None:
         """Take one more probe step of the running kind."""
         if self.probe_kind is not None:
-            self._probe_plan.insert(0, self.probe_kind)
+            self.probes_left.insert(0, self.probe_kind)
 
     def _switch_probe(self, kind: ProbeKind | None) -> None:
         """End the running probe steps, if any, and begin those of `kind`, if any."""
