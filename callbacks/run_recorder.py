@@ -113,7 +113,7 @@ class RunRecorder(Observer):
         run.rank, run.world_size = trainer.global_rank, trainer.world_size
         run.data_parallel_size = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         run.precision, run.device_type = str(trainer.precision), self.session.device.type
-        run.is_profiled = type(trainer.profiler.inner) is not PassThroughProfiler  # type: ignore[attr-defined]
+        run.is_profiled = type(trainer.profiler) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
             self._open(run, trainer.strategy)

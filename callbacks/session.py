@@ -11,6 +11,7 @@ from numbers import Real
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -97,11 +98,10 @@ class MeasurementSession(LeanCallback):
         self.folder = Path()
         #: The run's PhaseTimer, which puts itself here.
         self.timer: Any = None
-        self._profiler: BorderProfiler | None = None
         self._has_started = False
         #: Callbacks that are removed from the Trainer when the run is over.
         self._attached: list[Callback] = []
-        self._bypass, self._collector, self._restarts = ExitStack(), ExitStack(), ExitStack()
+        self._bypass, self._collector, self._undo = ExitStack(), ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
         self.paused_s = 0.0
@@ -153,8 +153,6 @@ class MeasurementSession(LeanCallback):
         self._reset()
         self._trainer, self.device = trainer, trainer.strategy.root_device
         self.folder = Path(trainer.default_root_dir, f"rank{trainer.global_rank}" if trainer.global_rank else "")
-        self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
-        trainer.profiler = self._profiler  # type: ignore[attr-defined]
 
     def attach(self, observer: Events) -> None:
         """Add an observer for this run only, in front of the session."""
@@ -170,9 +168,7 @@ class MeasurementSession(LeanCallback):
         if trainer is None:
             return
         self._bypass.close()
-        self._restarts.close()
-        if self._profiler is not None and trainer.profiler is self._profiler:
-            trainer.profiler = self._profiler.inner
+        self._undo.close()
         trainer.callbacks = [c for c in trainer.callbacks if c not in self._attached]
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -250,12 +246,14 @@ class MeasurementSession(LeanCallback):
             MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.track.has_scaler = loss_scaler(trainer) is not None
-        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module)
-        if not pl_module.automatic_optimization:
-            self.track.watch_manual_optimization()
+        self.track = PhaseTrack(
+            has_scaler=loss_scaler(trainer) is not None,
+            clips=bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module),
+            is_manual=not pl_module.automatic_optimization,
+        )
+        if self.track.is_manual:
             watch_bypasses(self._bypass, pl_module, trainer.optimizers, self.track)
-        watch_restarts(self._restarts, self.track)
+        watch_restarts(self._undo, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)
@@ -325,7 +323,8 @@ class MeasurementSession(LeanCallback):
 
     def _start(self, trainer: Trainer) -> None:
         self.run.mode = self.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
-        self.track.reset()
+        profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
+        self._undo.enter_context(patch.object(trainer, "profiler", profiler))
         for event in _STEP_EVENTS:
             hearers = [o for o in self.observers if getattr(type(o), event) is not getattr(Events, event)]
             self._hearers[event] = [getattr(observer, event) for observer in hearers]

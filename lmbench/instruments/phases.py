@@ -30,25 +30,29 @@ Handler = Callable[[], None]
 class PhaseTrack:
     """A stack of phases, whose listeners are called with every phase that begins.
 
-    Attributes:
-        current: the running phase.
+    Of a manually optimizing `training_step` Lightning announces `manual_backward` (between the hooks on_before_backward
+    and on_after_backward) and updates of its own optimizers (from on_before_optimizer_step to the end of `step`). Under
+    a scaler the unscaling before an update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing
+    cannot be told apart, and count as `other`.
+
+    Args:
         has_scaler: whether gradients are unscaled between backward and clipping (`16-mixed`), in phase `optimizer`.
         clips: whether gradients are clipped; otherwise there is no phase `clip`.
         is_manual: whether the module optimizes manually.
+
+    Attributes:
+        current: the running phase.
     """
 
-    def __init__(self) -> None:
-        self.has_scaler, self.clips = False, True
-        self.is_manual = False
+    def __init__(self, has_scaler: bool = False, clips: bool = True, is_manual: bool = False) -> None:
+        self.has_scaler, self.clips, self.is_manual = has_scaler, clips, is_manual
         self._listeners: list[Callable[[str], None]] = []
         #: Phases whose time counts as `other`.
-        self._hidden: set[str] = set()
+        self._hidden: set[str] = {"forward", "clip", "zero_grad"} if is_manual else set()
+        if is_manual and has_scaler:
+            self._hidden.add("optimizer")
         #: Phases that manual optimization has begun through Lightning.
         self._announced: set[str] = set()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the running phases without calling a listener: a run begins, or an exception has cut a phase short."""
         self._stack = ["other"]
         self.current = "other"
         #: Whether a training validates, which takes all time but that of checkpoints.
@@ -64,19 +68,6 @@ class PhaseTrack:
         """Call a function with every phase that begins, until `undo` is closed."""
         self._listeners.append(listener)
         undo.callback(self._listeners.remove, listener)
-
-    # manual optimization
-
-    def watch_manual_optimization(self) -> None:
-        """Hide the phases of a manually optimizing `training_step` that Lightning does not announce.
-
-        Lightning announces `manual_backward` (between the hooks on_before_backward and on_after_backward) and updates
-        of its own optimizers (from on_before_optimizer_step to the end of `step`). Under a scaler the unscaling before
-        an update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing cannot be told apart, and
-        count as `other`.
-        """
-        self.is_manual = True
-        self._hidden = {"forward", "clip", "zero_grad"} | ({"optimizer"} if self.has_scaler else set())
 
     def hide_unless_running(self, phase: str, *_: Any) -> None:
         """Hide a phase from now on, if its work happens while another phase is running."""

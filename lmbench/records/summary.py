@@ -81,9 +81,16 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         run.loss.first = losses[0]
     if losses := _values(measured, "loss"):
         run.loss.last, run.loss.mean = losses[-1], mean_of(losses)
+    run.scalars = _scalar_means([step for step in measured if not step.is_skipped])
+    run.throughput = _throughput(run)
+    # Guards that observers added follow lmbench's own, which a record that is completed again has already.
+    run.guards = [*evaluate_guards(run, steps), *(guard for guard in run.guards if guard.name not in rules())]
+    run.throughput.refuse_impossible()
+
+
+def _scalar_means(updates: Sequence[StepRecord]) -> dict[str, float | None]:
+    """Means of the logged scalars over steps with an update, which is what scalars describe."""
     series = defaultdict[str, list[float]](list)
-    # Scalars describe updates, which skipped steps do not have.
-    updates = [step for step in measured if not step.is_skipped]
     for step in updates:
         for name, value in ({GRADIENT_NORM: step.gradient_norm} | step.scalars).items():
             if value is not None:
@@ -91,11 +98,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     if series.get("loss") == _values(updates, "loss"):
         # The module has logged its loss under this name.
         del series["loss"]
-    run.scalars = {name: mean_of(values) for name, values in series.items()}
-    run.throughput = _throughput(run)
-    # Guards that observers added follow lmbench's own, which a record that is completed again has already.
-    run.guards = [*evaluate_guards(run, steps), *(guard for guard in run.guards if guard.name not in rules())]
-    run.throughput.refuse_impossible()
+    return {name: mean_of(values) for name, values in series.items()}
 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
