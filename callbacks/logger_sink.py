@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmbench.callbacks.observer import Observer
-from lmbench.errors import tell
+from lmbench.errors import error_line, tell
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import RUNNING
@@ -55,5 +55,4 @@ class LoggerSink(Observer):
                     logger.log_metrics(metrics, self._first_global_step + step)
             # The measurement is complete, so no error of a logger may end the run.
             except Exception as fault:
-                reason = " ".join(f"{type(fault).__name__}: {fault}".split())
-                tell(f"{type(logger).__name__} did not take what was measured: {reason}")
+                tell(f"{type(logger).__name__} did not take what was measured: {error_line(fault)}")

@@ -49,7 +49,6 @@ class MemoryRecorder(Observer):
         self._counters = device.counters
         self._peaks = AllocatorPeaks(self.session.device)
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
-        self._collector = CollectorWatch(self.session.run.collector, self._collected)
         self._growing: GrowingContainers | None = None
 
     def run_started(self) -> None:
@@ -69,14 +68,14 @@ class MemoryRecorder(Observer):
         self._reader = MemoryReader(self.session.device)
 
     def window_opened(self) -> None:
-        self._collector.begin()
+        CollectorWatch(self.session.run.collector, self._collected, self.undo)
 
     def _collected(self, seconds: float) -> None:
         step = self.session.step
         step.gc_s = (step.gc_s or 0.0) + seconds
 
     def window_closed(self) -> None:
-        self._collector.end()
+        self.undo.close()
         self._peaks.end_window(self.session.run.memory)
         # The window's garbage is still there, and older objects are frozen.
         self._garbage_bytes = 0 if self.session.only_watches else garbage_bytes()
@@ -118,7 +117,6 @@ class MemoryRecorder(Observer):
             memory.phase_begin_allocated_bytes = PerPhase(**self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
-        self._collector.end()
         if exception is not None:
             self._peaks.end_run(self.session.run.memory)
         elif self._growing is not None:

@@ -24,6 +24,7 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
+from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COMPLETE,
@@ -93,6 +94,8 @@ class RunRecorder(Observer):
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
         self._has_warned = False
+        #: None before the setup of a run, and in a process that takes over its record.
+        self._session: MeasurementSession | None = None
 
     @property
     def result(self) -> RunFolder:
@@ -106,6 +109,7 @@ class RunRecorder(Observer):
         return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
     def prepare(self) -> None:
+        self._session = self.session
         trainer, run = self.trainer, self.session.run
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]

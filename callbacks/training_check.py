@@ -166,7 +166,9 @@ class TrainingCheck(Observer):
         if not is_automatic:
             # An optimizer may step in another batch.
             is_partial = self._stepped < self._trainable.keys()
-        if self._left and (training.is_skipped or is_partial):
+        repeats = self._left > 0 and bool(training.is_skipped or is_partial)
+        # Ranks may see other gradients, and all have to take as many steps.
+        if self.trainer.strategy.broadcast(repeats):
             self._left -= 1
             if training.is_skipped:
                 self._begin()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,17 +135,17 @@ def use_cache(folder: str, undo: ExitStack) -> None:
     """Point Inductor's and Triton's caches of this process at a folder until the stack is closed."""
     variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
     # Not by `patch.dict`, which also takes back what the user's code sets meanwhile.
-    undo.callback(_restore, {name: os.environ.get(name) for name in variables})
-    os.environ.update(variables)
-
-
-def _restore(variables: Mapping[str, str | None]) -> None:
-    """Give environment variables these values; None removes one."""
     for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        undo.callback(_set_variable, name, os.environ.get(name))
+        os.environ[name] = value
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    """Give an environment variable a value; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def _compile_call(target: nn.Module, options: CompileOptions, undo: ExitStack) -> None:

@@ -22,7 +22,7 @@ def in_a_run(stream, stage=Stage.WARMUP):
     """A progress line in a run at the given stage."""
     line = ProgressLine(stream)
     line.undo = ExitStack()
-    line._session = SimpleNamespace(
+    line.session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
         run=RunRecord(1, "running", compile=Compile(is_enabled=True)),
         steps_done=0,
