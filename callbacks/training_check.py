@@ -12,15 +12,16 @@ from torch.optim import Optimizer
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.training import (
     fingerprints,
-    gradient_facts,
     is_same_batch,
     loss_scaler,
     losses_of,
     norms,
+    note_gradients,
     total_norm,
     unscales_itself,
 )
 from lmbench.instruments.window import ProbeKind
+from lmbench.records.measured import TrainingFacts
 from lmbench.records.vocabulary import Stage
 
 #: Steps that may be added to the first one, where it was skipped, or where it left some parameters alone.
@@ -82,24 +83,23 @@ class TrainingCheck(Observer):
         self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
         self._has_backward = False
-        self._kept_count: int | None = None
+        self._facts = self.session.run.probe.training = TrainingFacts()
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
-        training = self.session.run.probe.training
-        if training is not None and self._earlier_batch is not None and self._is_probing:
+        if self._earlier_batch is not None and self._is_probing:
             is_same = is_same_batch(batch, self._earlier_batch)
-            training.has_new_batch = None if is_same is None else not is_same
-            if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
+            self._facts.has_new_batch = None if is_same is None else not is_same
+            if self._facts.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
                 losses = losses_of(self.trainer, (self._earlier_batch, batch))
-                training.depends_on_batch = None if losses is None else losses[0] != losses[1]
+                self._facts.depends_on_batch = None if losses is None else losses[0] != losses[1]
         is_next_checked = self.session.probe_kind in (ProbeKind.SYNC, ProbeKind.TRAINING)
         self._earlier_batch = batch if is_next_checked else None
 
     def on_before_backward(self, *_: Any) -> None:
         # By hand, a step may go on adding up the gradients of earlier batches.
-        if self._is_probing and self._kept_count is None and self.module.automatic_optimization:
+        if self._is_probing and self._facts.kept_gradient_count is None and self.module.automatic_optimization:
             kept = norms({name: parameter.grad for name, parameter in self._trainable.items()})
-            self._kept_count = sum(norm != 0 for norm in kept.values())
+            self._facts.kept_gradient_count = sum(norm != 0 for norm in kept.values())
 
     def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
@@ -146,31 +146,29 @@ class TrainingCheck(Observer):
         # A gradient of an earlier step stays.
         known = self._gradient_norms
         known |= {name: norm / scale for name, norm in taken.items() if norm or name not in known}
-        self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms)
-        self.session.run.probe.training.kept_gradient_count = self._kept_count
 
     def step_ended(self) -> None:
-        training = self.session.run.probe.training
-        if training is None or not self._is_probing:
+        if not self._is_probing:
             return
-        is_automatic = self.module.automatic_optimization
+        facts, is_automatic = self._facts, self.module.automatic_optimization
+        note_gradients(facts, self._trainable, self._gradient_norms)
         # Without a loss, Lightning skips the backward pass.
         has_loss = self._has_backward or not is_automatic
         if self._before or not has_loss:
             after = fingerprints({name: self._trainable[name].detach() for name in self._before})
-            training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
+            facts.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-            training.is_skipped = not has_loss or self._loss_scale() < self._scale
-        silent_count = len(training.missing_gradients) + len(training.zero_gradients)
+            facts.is_skipped = not has_loss or self._loss_scale() < self._scale
+        silent_count = len(facts.missing_gradients) + len(facts.zero_gradients)
         is_partial = 0 < silent_count < len(self._trainable)
         if not is_automatic:
             # An optimizer may step in another batch.
             is_partial = self._stepped < self._trainable.keys()
-        repeats = self._left > 0 and bool(training.is_skipped or is_partial)
+        repeats = self._left > 0 and bool(facts.is_skipped or is_partial)
         # Ranks may see other gradients, and all have to take as many steps.
         if self.trainer.strategy.broadcast(repeats):
             self._left -= 1
-            if training.is_skipped:
+            if facts.is_skipped:
                 self._begin()
             self.session.repeat_probe()
 

@@ -101,20 +101,19 @@ def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def gradient_facts(trainable: Collection[str], norms: Mapping[str, float]) -> TrainingFacts:
-    """The `probe.training` of a run's record, from the norms of gradients.
+def note_gradients(facts: TrainingFacts, trainable: Collection[str], norms: Mapping[str, float]) -> None:
+    """Record which parameters have gradients, and the norm of all.
 
     Args:
+        facts: the `probe.training` of a run's record, which is filled in.
         trainable: names of the trainable parameters.
         norms: the gradient's norm by parameter name; a parameter without a gradient has none.
     """
-    return TrainingFacts(
-        parameters=len(trainable),
-        missing_gradients=[name for name in trainable if name not in norms],
-        zero_gradients=[name for name, norm in norms.items() if norm == 0.0],
-        nonfinite_gradients=[name for name, norm in norms.items() if not math.isfinite(norm)],
-        gradient_norm=math.hypot(*norms.values()) if norms else None,
-    )
+    facts.parameters = len(trainable)
+    facts.missing_gradients = [name for name in trainable if name not in norms]
+    facts.zero_gradients = [name for name, norm in norms.items() if norm == 0.0]
+    facts.nonfinite_gradients = [name for name, norm in norms.items() if not math.isfinite(norm)]
+    facts.gradient_norm = math.hypot(*norms.values()) if norms else None
 
 
 def is_same_batch(batch: Any, other: Any) -> bool | None:
