@@ -143,7 +143,7 @@ def _telling_files() -> set[str]:
     return {f"{file.parent.name}/{file.name}" for file in files if file.parent.name not in _USUAL_FOLDERS}
 
 
-def place(file: str, line: int | None) -> str:
+def location_of(file: str, line: int | None) -> str:
     """A line of code in short: `model.py:31`."""
     return f"{Path(file).name}:{line}"
 

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
-from lmbench.code_owners import place
+from lmbench.code_owners import location_of
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import (
     ExitCode,
@@ -343,7 +343,7 @@ def _told() -> Iterator[None]:
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             reason = "this needs the values of a tensor; a prediction has only shapes"
         for frame in user_lines(error)[-1:]:
-            reason = f"{place(frame.filename, frame.lineno)} `{frame.line}`: {reason}"
+            reason = f"{location_of(frame.filename, frame.lineno)} `{frame.line}`: {reason}"
         raise UsageError(f"cannot be predicted: {reason}") from error
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from lmbench.code_owners import place, responsible_frame
+from lmbench.code_owners import location_of, responsible_frame
 from lmbench.records.endurance import Collector
 
 #: A container explains the growth of memory if its new items hold this share of it.
@@ -109,7 +109,7 @@ def _filled(owner: Any, name: str) -> str:
             (number, line) for number, line in enumerate(lines, max(first, 1)) if re.search(rf"\b{name}\b", line)
         ]
         number = next((number for number, line in mentions if _FILLS.search(line)), mentions[0][0])
-        attribute += f", {place(inspect.getfile(source), number)}"
+        attribute += f", {location_of(inspect.getfile(source), number)}"
     return attribute
 
 
