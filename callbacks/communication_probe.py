@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,6 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lmbench.callbacks.observer import Observer
+from lmbench.code_owners import location_of
 from lmbench.device import synchronize
 from lmbench.instruments.compiling import bucket_split_count
 from lmbench.instruments.window import ProbeKind
@@ -58,9 +58,8 @@ class CommunicationProbe(Observer):
 
             self.undo.enter_context(patch.object(loop, "_broadcast_sigterm_tensor", timed_check))
             code = check.__func__.__code__
-            self.session.run.communication.sigterm_check_location = (
-                f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-            )
+            location = location_of(code.co_filename, code.co_firstlineno)
+            self.session.run.communication.sigterm_check_location = location
 
     def window_closed(self) -> None:
         self.undo.close()

@@ -11,6 +11,7 @@ from torch import Tensor
 from lmbench.callbacks.observer import Observer
 from lmbench.dtypes.answer import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
+from lmbench.errors import error_line
 from lmbench.instruments.compiling import is_compiled
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
@@ -89,7 +90,6 @@ class DtypeRecorder(Observer):
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except Exception as fault:
             # The window is complete, and its figures are worth keeping.
-            message = " ".join(str(fault).split())[:120]
-            record.reason = f"they could not be noted: {type(fault).__name__}: {message}"
+            record.reason = f"they could not be noted: {error_line(fault)[:150]}"
         else:
             record.reason, record.notes_file = None, DTYPES_FILE

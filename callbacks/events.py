@@ -52,7 +52,7 @@ class Events(LeanCallback):
     #: Probe steps that only this observer needs, one step an entry; they follow those of every run.
     own_probes: tuple[ProbeKind, ...] = ()
     #: Undoes what the observer has changed; closed at the end of the run, also after an exception.
-    undo = ExitStack()
+    undo: ExitStack
 
     def run_started(self) -> None:
         """Prepare the run: its first batch is about to be fetched."""

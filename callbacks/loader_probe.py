@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+import timeit
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -19,7 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of, synchronize
-from lmbench.errors import UsageError, message_of
+from lmbench.errors import UsageError, error_line
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.input_pipeline import (
     BAND,
@@ -120,8 +122,7 @@ class LoaderProbe(Observer):
 
         The window is complete, and a dataset that only its own workers can read is no fault of the run.
         """
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        self._facts.reason, self._facts.fix = f"{kind}{message_of(error)}", {}
+        self._facts.reason, self._facts.fix = error_line(error), {}
 
     def _as_far_as_it_goes(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, and after an error of theirs the one that stays."""
@@ -139,14 +140,12 @@ class LoaderProbe(Observer):
         batch = move_data_to_device(self._batch, torch.device("cpu"))
         if device_of(self.session.device).pins_memory:
             batch = pin_memory(batch)
-        spans_s = []
-        for _ in range(_COPIES):
-            synchronize(self.session.device)
-            began_s = time.perf_counter()
+
+        def copy() -> None:
             move_data_to_device(batch, self.session.device)
             synchronize(self.session.device)
-            spans_s.append(time.perf_counter() - began_s)
-        return min(spans_s)
+
+        return min(timeit.repeat(copy, partial(synchronize, self.session.device), number=1, repeat=_COPIES))
 
     def _feed(self, batches: Iterable[Any], kind: ProbeKind) -> None:
         """Have the loop take its batches from here, in probe steps of this kind."""

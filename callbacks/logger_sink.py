@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from lightning.pytorch import Trainer
-
-from lmbench.callbacks.events import Events
-from lmbench.errors import tell
+from lmbench.callbacks.observer import Observer
+from lmbench.errors import error_line, tell
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import StepRecord
 from lmbench.records.summary import summarize_steps
 from lmbench.records.vocabulary import RUNNING
 from lmbench.report.logged import of_run, of_step
@@ -18,11 +13,11 @@ from lmbench.report.logged import of_run, of_step
 PREFIX = "lmbench/"
 
 
-class LoggerSink(Events):
+class LoggerSink(Observer):
     """Logs the measured steps and their summary to every logger of the Trainer when the run is over.
 
-    The session adds it behind all other observers if the Trainer has a logger. Nothing is logged inside a step, and a
-    logger that fails costs one line on standard error. `lmbench fit` gives W&B the same names without `lmbench/`.
+    The PhaseTimer adds it behind all other observers if the Trainer has a logger. Nothing is logged inside a step, and
+    a logger that fails costs one line on standard error. `lmbench fit` gives W&B the same names without `lmbench/`.
 
     Logged for each of the last 10 000 steps of warm-up and window, at its global step:
 
@@ -37,16 +32,15 @@ class LoggerSink(Events):
       `lmbench/report/logged.csv`, which end in their unit.
     """
 
-    def __init__(self, trainer: Trainer, run: RunRecord, records: Sequence[StepRecord]) -> None:
-        self._trainer, self._run, self._records = trainer, run, records
+    def prepare(self) -> None:
         # Not zero in a run that resumes from a checkpoint.
-        self._first_global_step = trainer.global_step
+        self._first_global_step = self.trainer.global_step
         self._has_logged = False
 
     def run_ended(self, exception: BaseException | None) -> None:
-        records, run = self._records, self._run
+        records, run = self.session.records, self.session.run
         # An exception after the end of a run ends it once more.
-        if not self._trainer.is_global_zero or not records or self._has_logged:
+        if not self.trainer.is_global_zero or not records or self._has_logged:
             return
         self._has_logged = True
         if run.outcome == RUNNING:
@@ -54,12 +48,11 @@ class LoggerSink(Events):
             run = RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(records))
         rows = [(PREFIX, of_step(record, run), record.step or 0) for record in records]
         rows.append((f"{PREFIX}summary/", of_run(run), records[-1].step or 0))
-        for logger in self._trainer.loggers:
+        for logger in self.trainer.loggers:
             try:
                 for prefix, values, step in rows:
                     metrics = {f"{prefix}{name}": value for name, value in values.items()}
                     logger.log_metrics(metrics, self._first_global_step + step)
             # The measurement is complete, so no error of a logger may end the run.
             except Exception as fault:
-                reason = " ".join(f"{type(fault).__name__}: {fault}".split())
-                tell(f"{type(logger).__name__} did not take what was measured: {reason}")
+                tell(f"{type(logger).__name__} did not take what was measured: {error_line(fault)}")

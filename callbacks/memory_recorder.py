@@ -43,21 +43,18 @@ class MemoryRecorder(Observer):
     """
 
     def prepare(self) -> None:
-        # The session knows its device only once the run has started.
-        self._device = self.trainer.strategy.root_device
-        device = device_of(self._device)
+        device = device_of(self.session.device)
         # The allocator calls this before the exception unwinds the stack and frees tensors.
         device.watch_refusals(self._record_refusal)
         self._counters = device.counters
-        self._peaks = AllocatorPeaks(self._device)
+        self._peaks = AllocatorPeaks(self.session.device)
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
-        self._collector = CollectorWatch(self.session.run.collector, self._collected)
         self._growing: GrowingContainers | None = None
 
     def run_started(self) -> None:
         self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
         if self._counters is not None:
-            self.session.run.memory.initial_allocated_bytes = self._counters.memory_allocated(self._device)
+            self.session.run.memory.initial_allocated_bytes = self._counters.memory_allocated(self.session.device)
         self._record_answer("expected_saved_bytes", "expected_saved_bytes")
 
     def _record_answer(self, method: str, field: str) -> None:
@@ -68,17 +65,17 @@ class MemoryRecorder(Observer):
 
     def before_window(self) -> None:
         self._peaks.begin_window()
-        self._reader = MemoryReader(self._device)
+        self._reader = MemoryReader(self.session.device)
 
     def window_opened(self) -> None:
-        self._collector.begin()
+        CollectorWatch(self.session.run.collector, self._collected, self.undo)
 
     def _collected(self, seconds: float) -> None:
         step = self.session.step
         step.gc_s = (step.gc_s or 0.0) + seconds
 
     def window_closed(self) -> None:
-        self._collector.end()
+        self.undo.close()
         self._peaks.end_window(self.session.run.memory)
         # The window's garbage is still there, and older objects are frozen.
         self._garbage_bytes = 0 if self.session.only_watches else garbage_bytes()
@@ -100,7 +97,7 @@ class MemoryRecorder(Observer):
             self._look_for_keepers()
         if kind is ProbeKind.MEMORY and self._counters is not None:
             self._phase = self.session.track.current
-            self._counters.reset_peak_memory_stats(self._device)
+            self._counters.reset_peak_memory_stats(self.session.device)
             self.session.track.listen(self._border, self.undo)
 
     def step_ended(self) -> None:
@@ -120,7 +117,6 @@ class MemoryRecorder(Observer):
             memory.phase_begin_allocated_bytes = PerPhase(**self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
-        self._collector.end()
         if exception is not None:
             self._peaks.end_run(self.session.run.memory)
         elif self._growing is not None:
@@ -128,7 +124,7 @@ class MemoryRecorder(Observer):
             self.session.run.memory.keeper = self._growing.keeper(steps, self._growth)
 
     def _record_refusal(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
-        held = held_by(self.module, self.trainer.optimizers, self._device.type)
+        held = held_by(self.module, self.trainer.optimizers, self.session.device.type)
         allocated, reserved = self._counters.memory_allocated(device), self._counters.memory_reserved(device)
         self.session.run.memory.refused = RefusedAllocation(
             self.session.track.current, requested_bytes, allocated, reserved, device_free_bytes, *held,
@@ -138,12 +134,13 @@ class MemoryRecorder(Observer):
     def _border(self, phase: str) -> None:
         self._end_phase()
         if phase in PHASES:
-            self._phase_begins[phase] = max(self._counters.memory_allocated(self._device), self._phase_begins[phase])
+            allocated = self._counters.memory_allocated(self.session.device)
+            self._phase_begins[phase] = max(allocated, self._phase_begins[phase])
         self._phase = phase
 
     def _end_phase(self) -> None:
         """Credit the peak since the last border to the phase that ends here."""
-        peak = self._counters.max_memory_allocated(self._device)
-        self._counters.reset_peak_memory_stats(self._device)
+        peak = self._counters.max_memory_allocated(self.session.device)
+        self._counters.reset_peak_memory_stats(self.session.device)
         if self._phase in PHASES:
             self._phase_peaks[self._phase] = max(peak, self._phase_peaks[self._phase])

@@ -20,18 +20,13 @@ class Observer(Events):
 
     trainer: Trainer
     module: LightningModule
-    _session: MeasurementSession | None = None
-
-    @property
-    def session(self) -> MeasurementSession:
-        assert self._session is not None
-        return self._session
+    session: MeasurementSession
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage not in RUNS:
             return
         self.trainer, self.module, self.undo = trainer, pl_module, ExitStack()
-        self._session = MeasurementSession.of(trainer)
+        self.session = MeasurementSession.of(trainer)
         if self not in self.session.observers:
             self.session.observers.append(self)
         self.prepare()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError
@@ -30,6 +31,10 @@ FLUSH_STEPS = 50
 FLUSH_S = 1.0
 # Device scalars after which finished steps are read, so that the ring is not full: some 1000 copies at most are queued.
 FLUSH_SCALARS = 2000
+# Settling steps at most: a queue that has not filled again by then will not.
+MAX_SETTLE_STEPS = 50
+# Settling steps of several ranks, which must all take the same number, whatever the queue of each.
+SETTLE_STEPS_OF_RANKS = 10
 # Share of the window's median lag that the settling steps wait for; the rest follows during the lag probes.
 SETTLED_FRACTION = 0.8
 # No phase of a device-bound step uses up a lag as long as this, so the settling steps wait for no more.
@@ -94,7 +99,10 @@ class PhaseTimer(Observer):
         self._timeline = Timeline(clock)
         self._is_running = True
         self._restart()
-        self.session.track.listeners.append(self._timeline.border)
+        self.session.track.listen(self._timeline.border, self.undo)
+        if self.trainer.loggers:
+            # Behind all other observers, so that it logs complete facts.
+            self.session.attach(LoggerSink())
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         loss = outputs.get("loss")
@@ -127,6 +135,8 @@ class PhaseTimer(Observer):
         self._since_flush += 1
         self._scalars_since_flush += len(facts.loss_slots) + len(self.session.scalars)
         self._timeline.end_step(facts)
+        if self.session.probe_kind is ProbeKind.SETTLE and not self._is_settled():
+            self.session.repeat_probe()
 
     def between_steps(self) -> None:
         if self.session.stage is Stage.PROBE:
@@ -152,19 +162,23 @@ class PhaseTimer(Observer):
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
             synchronize(self.session.device)
             self._restart()
-            self._settling_since_s = time.monotonic()
+            self._settling_from, self._settling_since_s = self.session.steps_done, time.monotonic()
         elif kind is ProbeKind.LAG:
             self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
 
-    def is_settled(self, settle_steps: int) -> bool:
+    def _is_settled(self) -> bool:
         """Whether the device is as far behind the host as it was in the window, or at least AMPLE_LAG_S behind.
 
-        A device that kept up with the host in the window is settled at once. A queue that takes dozens of long steps
-        has finished none of them when all are issued. So the lag is also estimated: the issued steps last as long as
-        the window's, and the device has worked on them since settling began.
+        Several ranks take a fixed number of steps. A device that kept up with the host in the window is settled at
+        once. A queue that takes dozens of long steps has finished none of them when all are issued. So the lag is also
+        estimated: the issued steps last as long as the window's, and the device has worked on them since settling
+        began.
         """
+        settle_steps = self.session.steps_done - self._settling_from
+        if self.session.ranks_agree:
+            return settle_steps >= SETTLE_STEPS_OF_RANKS
         queued_s = settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
-        if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S:
+        if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S or settle_steps >= MAX_SETTLE_STEPS:
             return True
         lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
         is_host_bound = self._window_lag_s < HOST_BOUND_LAG_S

@@ -70,8 +70,7 @@ class ProgressLine(Observer):
             window_left = max(window_left - done, round((schedule.min_window_s - elapsed_s) / step_s), 0)
         if session.stage is Stage.PROBE:
             kind = session.probe_kind or ProbeKind.SETTLE
-            # Further kinds of an observer follow those of the plan.
-            window_left, plan = 0, plan[plan.index(kind) :] if kind in plan else [kind]
+            window_left, plan = 0, [kind, *session.probes_left]
             text = f"3/4 probe: {kind.value}"
         elif session.stage is Stage.WINDOW:
             text = f"2/4 window: step {done}" + (f" of {done + window_left}" if window_left is not None else "")

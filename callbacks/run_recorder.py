@@ -24,6 +24,7 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
+from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COMPLETE,
@@ -38,7 +39,6 @@ from lmbench.instruments.ending import (
 )
 from lmbench.instruments.environment import capture_environment, torch_flags
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
-from lmbench.instruments.training import loss_facts
 from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
@@ -94,6 +94,8 @@ class RunRecorder(Observer):
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
         self._has_warned = False
+        #: None before the setup of a run, and in a process that takes over its record.
+        self._session: MeasurementSession | None = None
 
     @property
     def result(self) -> RunFolder:
@@ -107,14 +109,15 @@ class RunRecorder(Observer):
         return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
     def prepare(self) -> None:
+        self._session = self.session
         trainer, run = self.trainer, self.session.run
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
                 self.session.attach(kind())
         run.rank, run.world_size = trainer.global_rank, trainer.world_size
         run.data_parallel_size = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
-        run.precision, run.device_type = str(trainer.precision), trainer.strategy.root_device.type
-        run.is_profiled = type(trainer.profiler.inner) is not PassThroughProfiler  # type: ignore[attr-defined]
+        run.precision, run.device_type = str(trainer.precision), self.session.device.type
+        run.is_profiled = type(trainer.profiler) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
             self._open(run, trainer.strategy)
@@ -195,7 +198,6 @@ class RunRecorder(Observer):
         self.folder, self.run = RunFolder(path), run.record
         if ending is None:
             return
-        self.run.window.steps = sum(step.stage == "window" for step in run.steps)
         complete_run(self.run, run.steps)
         self.run.exit_code = None
         self.close(ending)
@@ -355,8 +357,9 @@ class RunRecorder(Observer):
                     self._write()
                 self.result.close()
                 self.run.unwritten_step_count = self.result.unwritten_count
-                fault = self._summarize(ending) if self._session is not None else None
-                ending = self._first_failure(fault) if ending.outcome == "ok" else ending
+                failure = self._summarize() if self._session is not None else None
+                if ending.outcome == "ok":
+                    ending = failure or self._first_failure()
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.
@@ -374,13 +377,8 @@ class RunRecorder(Observer):
         has_failed_guard = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
         return Ending("ok", ExitCode.GUARD_FAILED) if has_failed_guard else COMPLETE
 
-    def _first_failure(self, fault: Exception | None) -> Ending:
-        """The ending of a run that measured to its end, by the first failure after that.
-
-        `fault` is how lmbench's own summary failed.
-        """
-        if fault is not None:
-            return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
+    def _first_failure(self) -> Ending:
+        """The ending of a run that measured to its end and has a summary, by the first failure after that."""
         if (signum := received()) is not None:
             return interrupted(signum, "summary")
         count, error, profile = self.result.unwritten_count, self.result.error, self.run.profile
@@ -392,20 +390,13 @@ class RunRecorder(Observer):
             return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
         return self._without_loss() or self._complete_ending()
 
-    def _summarize(self, ending: Ending) -> Exception | None:
-        """Summarize the steps in the record; returns how that failed, after printing the traceback."""
-        session, run = self.session, self.run
-        run.window.steps = session.window_steps
+    def _summarize(self) -> Ending | None:
+        """Summarize the steps in the record; returns the ending if that fails, after printing the traceback."""
         try:
-            steps = self._steps()
-            if ending.outcome != "ok":
-                # A signal may come between the end of a step and its record.
-                run.window.steps = sum(step.stage == "window" for step in steps)
-            run.loss = loss_facts(steps)
-            complete_run(run, steps, session.raw_wall_s)
+            complete_run(self.run, self._steps(), self.session.raw_wall_s)
         except Exception as fault:
             traceback.print_exc()
-            return fault
+            return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
         return None
 
     def _without_loss(self) -> Ending | None:

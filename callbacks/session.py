@@ -11,6 +11,7 @@ from numbers import Real
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,16 +19,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.events import Events, LeanCallback
-from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.originals import replaced_functions
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses, watch_restarts
 from lmbench.instruments.training import logged_values, loss_scaler
 from lmbench.instruments.window import (
-    MAX_SETTLE_STEPS,
     PACE_STEPS,
-    SETTLE_STEPS_OF_RANKS,
     ProbeKind,
     Schedule,
     planned_steps,
@@ -100,11 +98,10 @@ class MeasurementSession(LeanCallback):
         self.folder = Path()
         #: The run's PhaseTimer, which puts itself here.
         self.timer: Any = None
-        self._profiler: BorderProfiler | None = None
         self._has_started = False
         #: Callbacks that are removed from the Trainer when the run is over.
         self._attached: list[Callback] = []
-        self._bypass, self._collector, self._restarts = ExitStack(), ExitStack(), ExitStack()
+        self._bypass, self._collector, self._undo = ExitStack(), ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
         self.paused_s = 0.0
@@ -116,8 +113,8 @@ class MeasurementSession(LeanCallback):
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         #: The values that `self.log` kept last.
         self._logged: dict[str, torch.Tensor] = {}
-        self._probe_plan: list[ProbeKind] = []
-        self._settle_steps = 0
+        #: The kinds of the probe steps after the running one.
+        self.probes_left: list[ProbeKind] = []
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._last_batch = 0
@@ -154,10 +151,8 @@ class MeasurementSession(LeanCallback):
             return
         self._close()
         self._reset()
-        self._trainer = trainer
+        self._trainer, self.device = trainer, trainer.strategy.root_device
         self.folder = Path(trainer.default_root_dir, f"rank{trainer.global_rank}" if trainer.global_rank else "")
-        self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
-        trainer.profiler = self._profiler  # type: ignore[attr-defined]
 
     def attach(self, observer: Events) -> None:
         """Add an observer for this run only, in front of the session."""
@@ -172,11 +167,8 @@ class MeasurementSession(LeanCallback):
         trainer, self._trainer = self._trainer, None
         if trainer is None:
             return
-        self.track.listeners.clear()
         self._bypass.close()
-        self._restarts.close()
-        if self._profiler is not None and trainer.profiler is self._profiler:
-            trainer.profiler = self._profiler.inner
+        self._undo.close()
         trainer.callbacks = [c for c in trainer.callbacks if c not in self._attached]
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -254,12 +246,14 @@ class MeasurementSession(LeanCallback):
             MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.track.has_scaler = loss_scaler(trainer) is not None
-        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module)
-        if not pl_module.automatic_optimization:
-            self.track.watch_manual_optimization()
+        self.track = PhaseTrack(
+            has_scaler=loss_scaler(trainer) is not None,
+            clips=bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module),
+            is_manual=not pl_module.automatic_optimization,
+        )
+        if self.track.is_manual:
             watch_bypasses(self._bypass, pl_module, trainer.optimizers, self.track)
-        watch_restarts(self._restarts, self.track)
+        watch_restarts(self._undo, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)
@@ -328,18 +322,16 @@ class MeasurementSession(LeanCallback):
     # the stages
 
     def _start(self, trainer: Trainer) -> None:
-        self.device = trainer.strategy.root_device
         self.run.mode = self.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
-        self.track.reset()
-        self._has_started = True
-        if trainer.loggers:
-            # Behind all other observers, so that it logs complete facts.
-            self.observers.append(LoggerSink(trainer, self.run, self.records))
+        profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
+        self._undo.enter_context(patch.object(trainer, "profiler", profiler))
         for event in _STEP_EVENTS:
             hearers = [o for o in self.observers if getattr(type(o), event) is not getattr(Events, event)]
             self._hearers[event] = [getattr(observer, event) for observer in hearers]
         for observer in self.observers:
             observer.run_started()
+        # From now on a `setup` begins another run.
+        self._has_started = True
         if self.schedule.warmup_steps == 0:
             self._open_window()
 
@@ -374,9 +366,9 @@ class MeasurementSession(LeanCallback):
                 self._open_window()
         elif self.stage is Stage.WINDOW and self._is_window_complete():
             self._close_window()
-            self._probe_plan = self.schedule.probe_plan()
-            if self._probe_plan:
-                self._probe_plan += [kind for observer in self.observers for kind in observer.own_probes]
+            self.probes_left = self.schedule.probe_plan()
+            if self.probes_left:
+                self.probes_left += [kind for observer in self.observers for kind in observer.own_probes]
                 self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
         if self.stage is Stage.PROBE:
@@ -445,15 +437,7 @@ class MeasurementSession(LeanCallback):
         self._collector.close()
 
     def _next_probe(self) -> None:
-        if self.probe_kind is ProbeKind.SETTLE:
-            self._settle_steps += 1
-            if self._agreed_steps is None:
-                is_settled = self.timer is None or self.timer.is_settled(self._settle_steps)
-            else:
-                is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
-            if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:
-                return
-        next_kind = self._probe_plan.pop(0) if self._probe_plan else None
+        next_kind = self.probes_left.pop(0) if self.probes_left else None
         if next_kind is not self.probe_kind:
             self._switch_probe(next_kind)
         if next_kind is None:
@@ -465,7 +449,7 @@ class MeasurementSession(LeanCallback):
     def repeat_probe(self) -> None:
         """Take one more probe step of the running kind."""
         if self.probe_kind is not None:
-            self._probe_plan.insert(0, self.probe_kind)
+            self.probes_left.insert(0, self.probe_kind)
 
     def _switch_probe(self, kind: ProbeKind | None) -> None:
         """End the running probe steps, if any, and begin those of `kind`, if any."""

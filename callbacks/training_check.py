@@ -12,25 +12,28 @@ from torch.optim import Optimizer
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.training import (
     fingerprints,
-    gradient_facts,
     is_same_batch,
     loss_scaler,
     losses_of,
     norms,
+    note_gradients,
     total_norm,
     unscales_itself,
 )
 from lmbench.instruments.window import ProbeKind
+from lmbench.records.measured import TrainingFacts
 from lmbench.records.vocabulary import Stage
 
-#: Steps that may be added to the first one, where it was skipped, or where some optimizer did not step in it.
+#: Steps that may be added to the first one, where it was skipped, or where it left some parameters alone.
 _MOST_ADDED = 5
 
 
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
 
-    Each of several optimizers has its parameters checked before its own step, which by hand may be in another batch.
+    A parameter is checked in the first step that gives it a gradient, of six at most: experts train in steps in which
+    they get a token. Each of several optimizers has its parameters checked before its own step, which by hand may be in
+    another batch.
     In your own Trainer the probe step needs `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
     Recorded under `warmup`:
@@ -55,16 +58,18 @@ class TrainingCheck(Observer):
     """
 
     def prepare(self) -> None:
-        self._is_probing = False
         self._earlier_batch: Any = None
         self.listen(True)
+
+    @property
+    def _is_probing(self) -> bool:
+        return self.session.probe_kind is ProbeKind.TRAINING and self.trainer.training
 
     def window_opened(self) -> None:
         # The window needs neither hook.
         self.listen(False)
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._is_probing = kind is ProbeKind.TRAINING and self.trainer.training
         if self._is_probing:
             self.listen(True)
             self._left = _MOST_ADDED
@@ -78,24 +83,23 @@ class TrainingCheck(Observer):
         self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
         self._has_backward = False
-        self._kept_count: int | None = None
+        self._facts = self.session.run.probe.training = TrainingFacts()
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
-        training = self.session.run.probe.training
-        if self._is_probing and training is not None and self._earlier_batch is not None:
+        if self._earlier_batch is not None and self._is_probing:
             is_same = is_same_batch(batch, self._earlier_batch)
-            training.has_new_batch = None if is_same is None else not is_same
-            if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
+            self._facts.has_new_batch = None if is_same is None else not is_same
+            if self._facts.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
                 losses = losses_of(self.trainer, (self._earlier_batch, batch))
-                training.depends_on_batch = None if losses is None else losses[0] != losses[1]
+                self._facts.depends_on_batch = None if losses is None else losses[0] != losses[1]
         is_next_checked = self.session.probe_kind in (ProbeKind.SYNC, ProbeKind.TRAINING)
         self._earlier_batch = batch if is_next_checked else None
 
     def on_before_backward(self, *_: Any) -> None:
         # By hand, a step may go on adding up the gradients of earlier batches.
-        if self._is_probing and self._kept_count is None and self.module.automatic_optimization:
+        if self._is_probing and self._facts.kept_gradient_count is None and self.module.automatic_optimization:
             kept = norms({name: parameter.grad for name, parameter in self._trainable.items()})
-            self._kept_count = sum(norm != 0 for norm in kept.values())
+            self._facts.kept_gradient_count = sum(norm != 0 for norm in kept.values())
 
     def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
@@ -113,7 +117,7 @@ class TrainingCheck(Observer):
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
         checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
         self._check(checked, optimizer)
-        self._stepped |= checked.keys()
+        self._stepped |= {name for name in checked if self._gradient_norms.get(name)}
         if not self._before:
             self._scale = self._loss_scale()
         self._before |= fingerprints({name: p.detach() for name, p in checked.items() if p.grad is not None})
@@ -139,34 +143,36 @@ class TrainingCheck(Observer):
 
     def _check(self, names: Iterable[str], optimizer: Optimizer | None = None) -> None:
         taken, scale = norms({name: self._trainable[name].grad for name in names}), self._remaining_scale(optimizer)
-        self._gradient_norms |= {name: norm / scale for name, norm in taken.items()}
-        self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms)
-        self.session.run.probe.training.kept_gradient_count = self._kept_count
+        # A gradient of an earlier step stays.
+        known = self._gradient_norms
+        known |= {name: norm / scale for name, norm in taken.items() if norm or name not in known}
 
     def step_ended(self) -> None:
-        training = self.session.run.probe.training
-        if not self._is_probing or training is None:
+        if not self._is_probing:
             return
-        if self._left and not self.module.automatic_optimization and self._stepped < self._trainable.keys():
-            # By hand, an optimizer may step in another batch.
-            self._left -= 1
-            self.session.repeat_probe()
-            return
+        facts, is_automatic = self._facts, self.module.automatic_optimization
+        note_gradients(facts, self._trainable, self._gradient_norms)
         # Without a loss, Lightning skips the backward pass.
-        has_loss = self._has_backward or not self.module.automatic_optimization
-        if has_loss and not self._before:
-            return
-        after = fingerprints({name: self._trainable[name].detach() for name in self._before})
-        training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
-        # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-        training.is_skipped = not has_loss or self._loss_scale() < self._scale
-        if training.is_skipped and self._left:
+        has_loss = self._has_backward or not is_automatic
+        if self._before or not has_loss:
+            after = fingerprints({name: self._trainable[name].detach() for name in self._before})
+            facts.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
+            # The scaler lowers its scale exactly when it found an infinity and skipped the update.
+            facts.is_skipped = not has_loss or self._loss_scale() < self._scale
+        silent_count = len(facts.missing_gradients) + len(facts.zero_gradients)
+        is_partial = 0 < silent_count < len(self._trainable)
+        if not is_automatic:
+            # An optimizer may step in another batch.
+            is_partial = self._stepped < self._trainable.keys()
+        repeats = self._left > 0 and bool(facts.is_skipped or is_partial)
+        # Ranks may see other gradients, and all have to take as many steps.
+        if self.trainer.strategy.broadcast(repeats):
             self._left -= 1
-            self._begin()
+            if facts.is_skipped:
+                self._begin()
             self.session.repeat_probe()
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        self._is_probing = False
         self.listen(False)
 
 

@@ -143,6 +143,11 @@ def _telling_files() -> set[str]:
     return {f"{file.parent.name}/{file.name}" for file in files if file.parent.name not in _USUAL_FOLDERS}
 
 
+def location_of(file: str, line: int | None) -> str:
+    """A line of code in short: `model.py:31`."""
+    return f"{Path(file).name}:{line}"
+
+
 #: The frames that `responsible_frame` prefers; any other owner's come last.
 _RANKS: Mapping[Owner, int] = {"user": 3, "lightning": 2, "lmbench": 2, "pytorch": 1}
 

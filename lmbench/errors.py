@@ -74,6 +74,12 @@ def message_of(error: BaseException) -> str:
         return f"its message cannot be read: {type(second).__name__} in __str__"
 
 
+def error_line(error: BaseException) -> str:
+    """An exception in one line: its class and its message, or the message alone where lmbench wrote it."""
+    line = " ".join(message_of(error).split())
+    return line if isinstance(error, UsageError | Failure) else f"{type(error).__name__}: {line}"
+
+
 def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
     """`; did you mean sdpa?`, to follow a line about a misspelt name; empty where no known name is similar.
 
@@ -150,7 +156,7 @@ def import_named(what: str, path: str) -> Any:
         location = f"{frame.filename}:{frame.lineno}"
         if isinstance(error, SyntaxError):
             location = f"{error.filename}:{error.lineno}"
-        reason = f"importing {module_name} failed at {location}: {type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"importing {module_name} failed at {location}: {error_line(error)}"
         if isinstance(error, ModuleNotFoundError) and error.name:
             reason = f"{module_name} imports {error.name}, which is not installed"
             if f"{module_name}.".startswith(f"{error.name}."):

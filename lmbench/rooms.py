@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, error_line, suggest
 
 #: The group of entry points by which installed packages bring rooms.
 GROUP = "lmbench.rooms"
@@ -160,8 +160,8 @@ def _installed() -> Iterator[Room]:
         try:
             room = entry.load()
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UsageError(f"{origin} cannot be loaded ({reason}); repair or uninstall the package") from error
+            reason = f"cannot be loaded ({error_line(error)}); repair or uninstall the package"
+            raise UsageError(f"{origin} {reason}") from error
         if not isinstance(room, Room):
             raise UsageError(f"{origin} is {type(room).__name__}; it must be a lmbench.rooms.Room")
         if room.command:

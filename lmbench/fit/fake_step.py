@@ -130,7 +130,7 @@ class StepWatch(LeanCallback):
         self._tracker, self._compile_options = tracker, compile_options
         self._last_block: set[int] = set()
         self._awaited: set[int] = set()
-        track.listeners.append(self._enter_phase)
+        track.listen(self._enter_phase, patches)
 
     def _enter_phase(self, phase: str) -> None:
         # The backward is split in two regions, because the logits live in its first part only. Which part has the peak

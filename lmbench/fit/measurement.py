@@ -34,7 +34,7 @@ from lmbench.callbacks import (
 )
 from lmbench.callbacks.one_process import OneProcess
 from lmbench.device import synchronize
-from lmbench.errors import UsageError, tell
+from lmbench.errors import UsageError, error_line, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer, as_list
@@ -44,7 +44,6 @@ from lmbench.instruments.turns import TurnTaking
 from lmbench.interruption import exits_raised, held, is_listening, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
-from lmbench.python_process import ProcessFailed
 from lmbench.records.examined import MemoryPrediction
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard
@@ -310,8 +309,7 @@ def _complete(
         try:
             content, guards = read()
         except Exception as error:
-            is_expected = isinstance(error, UsageError | ProcessFailed)
-            reason = " ".join((str(error) if is_expected else f"{type(error).__name__}: {error}").split())
+            reason = error_line(error)
             noted = {"reason": f"{failure}: {reason[:200]}"}
             content, guards = ({**empty, **noted} if isinstance(empty, dict) else replace(empty, **noted)), []
         recorder.complete(field, content, guards)

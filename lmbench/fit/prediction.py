@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,8 +27,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
+from lmbench.code_owners import location_of
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
-from lmbench.errors import ExitCode, UsageError, check_at_least, find_modules_in_current_folder, tell, unknown
+from lmbench.errors import (
+    ExitCode,
+    UsageError,
+    check_at_least,
+    error_line,
+    find_modules_in_current_folder,
+    tell,
+    unknown,
+)
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
     MOST_MANUAL_BATCHES,
@@ -331,11 +339,11 @@ def _told() -> Iterator[None]:
     except Exception as error:
         if is_usage_error(error):
             raise
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = error_line(error)[:300]
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             reason = "this needs the values of a tensor; a prediction has only shapes"
         for frame in user_lines(error)[-1:]:
-            reason = f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {reason}"
+            reason = f"{location_of(frame.filename, frame.lineno)} `{frame.line}`: {reason}"
         raise UsageError(f"cannot be predicted: {reason}") from error
 
 

@@ -19,21 +19,26 @@ def block_lists(module: nn.Module) -> list[nn.Sequential]:
     Blocks may differ, as where some layers of a Transformer have experts, or a state in place of attention. A short
     list may be one of stages, which have lists of alike blocks themselves. These go before it.
     """
-    layers = _outermost_lists(module, lambda blocks: len(blocks) >= LEAST_BLOCKS and _are_akin(blocks))
-    return layers or _outermost_lists(module, _are_alike) or _outermost_lists(module, _are_akin)
+    layers = outermost_lists(module, lambda blocks: len(blocks) >= LEAST_BLOCKS and _are_akin(blocks))
+    return layers or outermost_lists(module, _are_alike) or outermost_lists(module, _are_akin)
 
 
-def _outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:
+def outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:
+    """The wanted lists of modules within a module that lie in no other wanted one."""
     lists: list[nn.Sequential] = []
     nested: set[nn.Module] = set()
     for child in module.modules():
-        if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < 2:
-            continue
-        blocks = cast(nn.Sequential, child)
-        if not any(map(is_lazy, child.parameters())) and is_wanted(blocks):
-            lists.append(blocks)
-            nested |= set(child.modules())
+        if isinstance(child, nn.ModuleList | nn.Sequential) and child not in nested:
+            blocks = cast(nn.Sequential, child)
+            if is_wanted(blocks):
+                lists.append(blocks)
+                nested |= set(child.modules())
     return lists
+
+
+def _are_several(blocks: nn.Sequential) -> bool:
+    """Whether there are two or more, whose parameters have their sizes."""
+    return len(blocks) > 1 and not any(map(is_lazy, blocks.parameters()))
 
 
 def _kinds(blocks: nn.Sequential) -> list[int]:
@@ -47,10 +52,15 @@ def _kinds(blocks: nn.Sequential) -> list[int]:
 
 
 def _are_alike(blocks: nn.Sequential) -> bool:
-    return not any(_kinds(blocks)) and next(blocks[0].parameters(), None) is not None
+    """Whether several have parameters, and are of one kind."""
+    has_parameters = _are_several(blocks) and next(blocks[0].parameters(), None) is not None
+    return has_parameters and not any(_kinds(blocks))
 
 
 def _are_akin(blocks: nn.Sequential) -> bool:
+    """Whether several are made of modules and have a class in common."""
+    if not _are_several(blocks):
+        return False
     common = set.intersection(*(set(type(block).__mro__) for block in blocks)) - set(nn.Module.__mro__)
     return bool(common) and all(list(block.children()) for block in blocks)
 

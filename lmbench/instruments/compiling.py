@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 
 from lmbench.errors import UsageError
+from lmbench.instruments.alike_blocks import outermost_lists
 from lmbench.records.vocabulary import Values
 
 #: Seconds that a compile worker gets to end by itself.
@@ -85,8 +85,13 @@ class CompileOptions:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a part of a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
-    return any(part._compiled_call_impl is not None or isinstance(part, OptimizedModule) for part in module.modules())
+    """Whether a part of a module is compiled as a whole."""
+    return any(map(is_compiled_whole, module.modules()))
+
+
+def is_compiled_whole(module: nn.Module) -> bool:
+    """Whether a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
+    return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
 
 
 def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack) -> list[str]:
@@ -116,9 +121,8 @@ def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn
         targets = list(module.children())
     if not options.regional:
         return targets
-    lists = [m for t in targets for m in t.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    nested = {id(m) for outer in lists for child in outer for m in child.modules()}
-    return [child for outer in lists if id(outer) not in nested for child in outer] or targets
+    lists = [blocks for target in targets for blocks in outermost_lists(target, lambda _: True)]
+    return [block for blocks in lists for block in blocks] or targets
 
 
 def empty_cache() -> str | None:
@@ -131,17 +135,17 @@ def use_cache(folder: str, undo: ExitStack) -> None:
     """Point Inductor's and Triton's caches of this process at a folder until the stack is closed."""
     variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
     # Not by `patch.dict`, which also takes back what the user's code sets meanwhile.
-    undo.callback(_restore, {name: os.environ.get(name) for name in variables})
-    os.environ.update(variables)
-
-
-def _restore(variables: Mapping[str, str | None]) -> None:
-    """Give environment variables these values; None removes one."""
     for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        undo.callback(_set_variable, name, os.environ.get(name))
+        os.environ[name] = value
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    """Give an environment variable a value; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def _compile_call(target: nn.Module, options: CompileOptions, undo: ExitStack) -> None:

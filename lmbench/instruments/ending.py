@@ -25,7 +25,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
-from lmbench.code_owners import INSTALLED, code_owner
+from lmbench.code_owners import INSTALLED, code_owner, location_of
 from lmbench.errors import ExitCode, UsageError, message_of
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
@@ -206,7 +206,7 @@ _QUOTED_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)(?:\n +(.+))?', 
 
 def frame_location(frame: FrameSummary) -> str:
     """File, line and function of a frame: `my_module.py:31 in training_step`."""
-    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+    return f"{location_of(frame.filename, frame.lineno)} in {frame.name}"
 
 
 def user_lines(exception: BaseException) -> list[FrameSummary]:

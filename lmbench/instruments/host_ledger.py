@@ -14,6 +14,7 @@ from typing import Any
 import lightning
 from torch.utils.data import IterableDataset
 
+from lmbench.code_owners import location_of
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.records.host_time import OwnedTime
 from lmbench.records.vocabulary import PHASES
@@ -87,7 +88,7 @@ def _calling_line() -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIGHTNING):
         frame = frame.f_back
-    return f"self.log ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+    return f"self.log ({location_of(frame.f_code.co_filename, frame.f_lineno)})"
 
 
 def reader_of(loader: Any) -> str:
@@ -100,4 +101,4 @@ def reader_of(loader: Any) -> str:
 def with_location(name: str, function: Any) -> str:
     """The name with file and line of a function, if these are known: `Slow.on_train_end (slow.py:14)`."""
     code = getattr(unwrap(function), "__code__", None)
-    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    return name if code is None else f"{name} ({location_of(code.co_filename, code.co_firstlineno)})"

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import islice, pairwise, product
-from pathlib import Path
 from statistics import fmean
 from traceback import StackSummary, walk_stack
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from lmbench.code_owners import responsible_frame
+from lmbench.code_owners import location_of, responsible_frame
 from lmbench.errors import UsageError
 from lmbench.instruments.host import waited_s
 from lmbench.instruments.host_ledger import reader_of
@@ -140,7 +139,7 @@ class WatchedCollate:
             inside = [frame for frame in stack[fetches[-1] + 1 :] if frame.filename != __file__] if fetches else []
             if inside:
                 frame = responsible_frame(inside)
-                line = f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+                line = f"{frame.name} ({location_of(frame.filename, frame.lineno)})"
                 # A new table each time, since the worker may be sending the old one.
                 self._lines_s = {**self._lines_s, line: self._lines_s.get(line, 0.0) + now_s - seen_s}
             seen_s = now_s

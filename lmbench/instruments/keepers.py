@@ -11,14 +11,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from lmbench.code_owners import responsible_frame
+from lmbench.code_owners import location_of, responsible_frame
 from lmbench.records.endurance import Collector
 
 #: A container explains the growth of memory if its new items hold this share of it.
@@ -103,34 +102,32 @@ def _place(container: Any) -> str:
 def _filled(owner: Any, name: str) -> str:
     """An owner's attribute with the line of the owner's source that fills it, or else that mentions it."""
     source = owner if inspect.isclass(owner) or inspect.ismodule(owner) else type(owner)
-    place = f"{source.__name__}.{name}"
+    attribute = f"{source.__name__}.{name}"
     with suppress(OSError, TypeError, IndexError):
         lines, first = inspect.getsourcelines(source)
         mentions = [
             (number, line) for number, line in enumerate(lines, max(first, 1)) if re.search(rf"\b{name}\b", line)
         ]
         number = next((number for number, line in mentions if _FILLS.search(line)), mentions[0][0])
-        place += f", {Path(inspect.getfile(source)).name}:{number}"
-    return place
+        attribute += f", {location_of(inspect.getfile(source), number)}"
+    return attribute
 
 
 class CollectorWatch:
-    """Times collections of garbage from `begin` to `end`, and notes which lines called for them.
+    """Times collections of garbage, and notes which lines called for them, until `undo` is closed.
 
     Args:
         facts: the record that is filled in.
         note: is called with the seconds of each collection.
+        undo: ends the watch.
     """
 
-    def __init__(self, facts: Collector, note: Callable[[float], None]) -> None:
-        self._facts, self._note, self._undo = facts, note, ExitStack()
+    def __init__(self, facts: Collector, note: Callable[[float], None], undo: ExitStack) -> None:
+        self._facts, self._note = facts, note
         self._places = Counter[str]()
-        self.end = self._undo.close
-
-    def begin(self) -> None:
-        self._facts.count, self._facts.total_s = 0, 0.0
+        facts.count, facts.total_s = 0, 0.0
         gc.callbacks.append(self._collects)
-        self._undo.callback(gc.callbacks.remove, self._collects)
+        undo.callback(gc.callbacks.remove, self._collects)
 
     def _collects(self, phase: str, info: Any) -> None:
         if phase == "start":

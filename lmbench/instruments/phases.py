@@ -30,26 +30,29 @@ Handler = Callable[[], None]
 class PhaseTrack:
     """A stack of phases, whose listeners are called with every phase that begins.
 
-    Attributes:
-        current: the running phase.
-        listeners: functions that are called with the phase that begins.
+    Of a manually optimizing `training_step` Lightning announces `manual_backward` (between the hooks on_before_backward
+    and on_after_backward) and updates of its own optimizers (from on_before_optimizer_step to the end of `step`). Under
+    a scaler the unscaling before an update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing
+    cannot be told apart, and count as `other`.
+
+    Args:
         has_scaler: whether gradients are unscaled between backward and clipping (`16-mixed`), in phase `optimizer`.
         clips: whether gradients are clipped; otherwise there is no phase `clip`.
         is_manual: whether the module optimizes manually.
+
+    Attributes:
+        current: the running phase.
     """
 
-    def __init__(self) -> None:
-        self.has_scaler, self.clips = False, True
-        self.is_manual = False
-        self.listeners: list[Callable[[str], None]] = []
+    def __init__(self, has_scaler: bool = False, clips: bool = True, is_manual: bool = False) -> None:
+        self.has_scaler, self.clips, self.is_manual = has_scaler, clips, is_manual
+        self._listeners: list[Callable[[str], None]] = []
         #: Phases whose time counts as `other`.
-        self._hidden: set[str] = set()
+        self._hidden: set[str] = {"forward", "clip", "zero_grad"} if is_manual else set()
+        if is_manual and has_scaler:
+            self._hidden.add("optimizer")
         #: Phases that manual optimization has begun through Lightning.
         self._announced: set[str] = set()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the running phases without calling a listener: a run begins, or an exception has cut a phase short."""
         self._stack = ["other"]
         self.current = "other"
         #: Whether a training validates, which takes all time but that of checkpoints.
@@ -63,26 +66,8 @@ class PhaseTrack:
 
     def listen(self, listener: Callable[[str], None], undo: ExitStack) -> None:
         """Call a function with every phase that begins, until `undo` is closed."""
-        self.listeners.append(listener)
-        undo.callback(self._unlisten, listener)
-
-    def _unlisten(self, listener: Callable[[str], None]) -> None:
-        # The end of a session removes all listeners.
-        if listener in self.listeners:
-            self.listeners.remove(listener)
-
-    # manual optimization
-
-    def watch_manual_optimization(self) -> None:
-        """Hide the phases of a manually optimizing `training_step` that Lightning does not announce.
-
-        Lightning announces `manual_backward` (between the hooks on_before_backward and on_after_backward) and updates
-        of its own optimizers (from on_before_optimizer_step to the end of `step`). Under a scaler the unscaling before
-        an update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing cannot be told apart, and
-        count as `other`.
-        """
-        self.is_manual = True
-        self._hidden = {"forward", "clip", "zero_grad"} | ({"optimizer"} if self.has_scaler else set())
+        self._listeners.append(listener)
+        undo.callback(self._listeners.remove, listener)
 
     def hide_unless_running(self, phase: str, *_: Any) -> None:
         """Hide a phase from now on, if its work happens while another phase is running."""
@@ -120,7 +105,7 @@ class PhaseTrack:
             phase = VALIDATION
         if phase != self.current:
             self.current = phase
-            for listener in self.listeners:
+            for listener in self._listeners:
                 listener(phase)
 
     # Actions that do more than begin and end a phase.
@@ -234,45 +219,34 @@ class BorderProfiler(Profiler):
     def __init__(self, inner: Profiler, track: PhaseTrack) -> None:
         super().__init__()
         self.inner, self.track = inner, track
-        self._silent = isinstance(inner, PassThroughProfiler)
         self._handlers = track.handlers()
-        self._scopes: dict[str, Scope] = {}
-        #: By action what `profile` returns without a profiler of the user's.
-        self._contexts: dict[str, AbstractContextManager[Any]] = {}
+        self._scopes: dict[str, AbstractContextManager[None]] = {}
+        if isinstance(inner, PassThroughProfiler):
+            # Without a profiler of the user's, an action costs a look-up and no generator.
+            self.profile = self.scope  # type: ignore[method-assign,assignment]
         # Profiler defines these methods, so `__getattr__` does not pass them on.
         for name in ("summary", "describe", "setup", "teardown"):
             setattr(self, name, getattr(inner, name))
 
-    def scope(self, action_name: str) -> Scope:
+    def scope(self, action_name: str) -> AbstractContextManager[None]:
         """The scope of an action, made at its first use: of `[Strategy]SingleDeviceStrategy.backward`, say."""
         scope = self._scopes.get(action_name)
         if scope is None:
             owner, _, hook = action_name.rpartition(".")
             kind = owner.partition("]")[0].lstrip("[")
             # A loop is named by its class, which is private: `[_TrainingEpochLoop]`.
-            handlers = self._handlers.get((LOOP if kind.startswith("_") else kind, hook), (_nothing, _nothing))
-            scope = self._scopes[action_name] = Scope(self.track, *handlers)
+            handlers = self._handlers.get((LOOP if kind.startswith("_") else kind, hook))
+            # Most actions bound no phase: 17 of a step's 27.
+            scope = self._scopes[action_name] = Scope(self.track, *handlers) if handlers else nullcontext()
         return scope
 
     def start(self, action_name: str) -> None:
         self.inner.start(action_name)
-        self.scope(action_name).start()
+        self.scope(action_name).__enter__()
 
     def stop(self, action_name: str) -> None:
-        self.scope(action_name).__exit__(None, sys.exc_info()[1], None)
+        self.scope(action_name).__exit__(*sys.exc_info())
         self.inner.stop(action_name)
-
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The context of an action; without a profiler of the user's it costs a look-up and no generator."""
-        if not self._silent:
-            return super().profile(action_name)
-        context = self._contexts.get(action_name)
-        if context is None:
-            scope = self.scope(action_name)
-            # Most actions bound no phase: 17 of a step's 27.
-            context = nullcontext() if scope.start is scope.stop else scope
-            self._contexts[action_name] = context
-        return context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.utils._pytree import tree_leaves
 
 from lmbench.device.clock import HostClock
+from lmbench.instruments.compiling import is_compiled_whole
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.step import StepRecord
@@ -193,8 +193,7 @@ def block_modules(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
-        elif child._compiled_call_impl is not None or isinstance(child, OptimizedModule) or not [*child.children()]:
-            # Compiled as a whole, in place or by `torch.compile(module)`, which wraps it; or without parts.
+        elif is_compiled_whole(child) or not [*child.children()]:
             yield child
         else:
             yield from block_modules(child)

@@ -1,4 +1,4 @@
-"""Facts about training: norms of gradients and parameters, gradients that are missing, and the losses of a run."""
+"""Facts about training: norms of gradients and parameters, gradients that are missing, and losses of batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed.tensor import DTensor
 
 from lmbench.instruments.subject import tensors_of
-from lmbench.records.measured import Loss, TrainingFacts
-from lmbench.records.step import StepRecord
+from lmbench.records.measured import TrainingFacts
 
 
 def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
@@ -102,20 +101,19 @@ def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def gradient_facts(trainable: Collection[str], norms: Mapping[str, float]) -> TrainingFacts:
-    """The `probe.training` of a run's record, from the norms of gradients.
+def note_gradients(facts: TrainingFacts, trainable: Collection[str], norms: Mapping[str, float]) -> None:
+    """Record which parameters have gradients, and the norm of all.
 
     Args:
+        facts: the `probe.training` of a run's record, which is filled in.
         trainable: names of the trainable parameters.
         norms: the gradient's norm by parameter name; a parameter without a gradient has none.
     """
-    return TrainingFacts(
-        parameters=len(trainable),
-        missing_gradients=[name for name in trainable if name not in norms],
-        zero_gradients=[name for name, norm in norms.items() if norm == 0.0],
-        nonfinite_gradients=[name for name, norm in norms.items() if not math.isfinite(norm)],
-        gradient_norm=math.hypot(*norms.values()) if norms else None,
-    )
+    facts.parameters = len(trainable)
+    facts.missing_gradients = [name for name in trainable if name not in norms]
+    facts.zero_gradients = [name for name, norm in norms.items() if norm == 0.0]
+    facts.nonfinite_gradients = [name for name, norm in norms.items() if not math.isfinite(norm)]
+    facts.gradient_norm = math.hypot(*norms.values()) if norms else None
 
 
 def is_same_batch(batch: Any, other: Any) -> bool | None:
@@ -146,17 +144,3 @@ def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
     with suppress(Exception), torch.no_grad(), torch.compiler.set_stance("force_eager"), context():
         return [loss_of(batch) for batch in batches]
     return None
-
-
-def loss_facts(steps: Sequence[StepRecord]) -> Loss:
-    """The `loss` of a run's record: the run's first, and the window's last and mean.
-
-    A nan or an infinity is kept, because it shows that the run diverged.
-    """
-    losses = [step.loss for step in steps if step.loss is not None]
-    window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
-    return Loss(
-        first=losses[0] if losses else None,
-        last=window[-1] if window else None,
-        mean=float(torch.tensor(window, dtype=torch.float64).mean()) if window else None,
-    )

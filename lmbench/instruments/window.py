@@ -33,11 +33,6 @@ STEADY_FRACTION = 0.03
 #: A window that several ranks agree on is planned longer than asked for by this factor: its steps may get faster.
 PLANNED_LENGTH = 1.05
 
-# Settling steps at most: a queue that has not filled again by then will not.
-MAX_SETTLE_STEPS = 50
-# Settling steps of several ranks, which must all take the same number, whatever the queue of each.
-SETTLE_STEPS_OF_RANKS = 10
-
 
 class ProbeKind(StrEnum):
     """What a probe step examines; one thing each, since the examinations disturb each other."""

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +27,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
-from lmbench.code_owners import Owner, code_owner
+from lmbench.code_owners import Owner, code_owner, location_of
 from lmbench.flop_counter import Routing, without_values
 from lmbench.memory.allocator import Allocation, Stretch
 from lmbench.memory.blocks import Category
@@ -419,4 +418,4 @@ class Tracker(TorchDispatchMode):
     def _tell(self, clause: str) -> None:
         owner, frame = self._reader()
         if owner == "user":
-            self.assumed[f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {clause}"] = None
+            self.assumed[f"{location_of(frame.filename, frame.lineno)} `{frame.line}`: {clause}"] = None

@@ -435,8 +435,12 @@ class TrainingFacts:
     """Probe steps: whether parameters got gradients and moved."""
 
     parameters: Count = about("Number of trainable tensors that were checked; null if none were.")
-    missing_gradients: list[str] = about("Names of trainable tensors without a gradient.", factory=list)
-    zero_gradients: list[str] = about("Names of trainable tensors whose gradient is all zero.", factory=list)
+    missing_gradients: list[str] = about(
+        "Names of trainable tensors without a gradient in any of the steps checked.", factory=list
+    )
+    zero_gradients: list[str] = about(
+        "Names of trainable tensors whose gradient is all zero in each of the steps checked.", factory=list
+    )
     nonfinite_gradients: list[str] = about(
         "Names of trainable tensors whose gradient has a NaN or an infinity.", factory=list
     )

@@ -38,7 +38,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
 
     Args:
         steps: records of the stages warm-up and window.
-        raw_wall_s: the window's wall time including its pauses; None where no window was completed.
+        raw_wall_s: the window's wall time including its pauses; None where no window was completed. Its steps are then
+            counted here, since a signal may come between the end of a step and its record.
     """
     window, used = run.window, select_window(steps)
     measured = [step for step in steps if step.stage == "window"]
@@ -55,7 +56,9 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     is_complete = turns and [*turns] == [*range(len(turns))]
     quartiles = [np.quantile(times_s, (0.25, 0.5, 0.75)).tolist() for times_s in turns.values()]
     window.turn_steps_s = [trimean(*of_turn) for of_turn in quartiles] if is_complete else None
-    if raw_wall_s is not None:
+    if raw_wall_s is None:
+        window.steps = len(measured)
+    else:
         # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s
         window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
@@ -73,17 +76,29 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.memory.reserved_growth = growth_of(measured, "reserved_bytes")
     saving_of(timed, run.saving)
     run.phases = summarize_steps(steps)
-    series = defaultdict[str, list[float]](list)
-    # Scalars describe updates, which skipped steps do not have.
-    for step in (step for step in measured if not step.is_skipped):
-        for name, value in ({GRADIENT_NORM: step.gradient_norm} | step.scalars).items():
-            if value is not None:
-                series[name].append(value)
-    run.scalars = {name: mean_of(values) for name, values in series.items()}
+    # A nan or an infinity is kept, because it shows that the run diverged.
+    if losses := _values(steps, "loss"):
+        run.loss.first = losses[0]
+    if losses := _values(measured, "loss"):
+        run.loss.last, run.loss.mean = losses[-1], mean_of(losses)
+    run.scalars = _scalar_means([step for step in measured if not step.is_skipped])
     run.throughput = _throughput(run)
     # Guards that observers added follow lmbench's own, which a record that is completed again has already.
     run.guards = [*evaluate_guards(run, steps), *(guard for guard in run.guards if guard.name not in rules())]
     run.throughput.refuse_impossible()
+
+
+def _scalar_means(updates: Sequence[StepRecord]) -> dict[str, float | None]:
+    """Means of the logged scalars over steps with an update, which is what scalars describe."""
+    series = defaultdict[str, list[float]](list)
+    for step in updates:
+        for name, value in ({GRADIENT_NORM: step.gradient_norm} | step.scalars).items():
+            if value is not None:
+                series[name].append(value)
+    if series.get("loss") == _values(updates, "loss"):
+        # The module has logged its loss under this name.
+        del series["loss"]
+    return {name: mean_of(values) for name, values in series.items()}
 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:

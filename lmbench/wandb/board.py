@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lmbench.errors import error_line
 from lmbench.files import short_digest
 from lmbench.records.passes import TIMING
 from lmbench.report import logged
@@ -118,7 +119,7 @@ def main(text: str) -> int:
         print("\nboards need wandb-workspaces; install it with `pip install 'wandb-workspaces<0.5'`", flush=True)
         return 1
     except Exception as error:
-        print(f"\nwandb failed with {type(error).__name__}: {' '.join(str(error).split())}", flush=True)
+        print(f"\nwandb failed with {error_line(error)}", flush=True)
         return 1
     return 0
 

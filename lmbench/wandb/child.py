@@ -21,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lmbench.errors import error_line
 from lmbench.files import short_digest
 from lmbench.masking import masked, masked_words, shown
 from lmbench.records.codec import as_dict
@@ -126,7 +127,7 @@ def main(results: list[str]) -> int:
         try:
             task()
         except Exception as error:
-            problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
+            problem = f"wandb failed with {error_line(error)}"
             if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
                 problem = "wandb is not installed"
             print(f"\n{problem}", flush=True)

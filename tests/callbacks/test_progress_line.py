@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 from tables import cases
@@ -20,7 +21,8 @@ from lmbench.records.vocabulary import Stage
 def in_a_run(stream, stage=Stage.WARMUP):
     """A progress line in a run at the given stage."""
     line = ProgressLine(stream)
-    line._session = SimpleNamespace(
+    line.undo = ExitStack()
+    line.session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
         run=RunRecord(1, "running", compile=Compile(is_enabled=True)),
         steps_done=0,
@@ -28,6 +30,7 @@ def in_a_run(stream, stage=Stage.WARMUP):
         window_steps=0,
         window_elapsed_s=0.0,
         probe_kind=ProbeKind.MEMORY,
+        probes_left=[ProbeKind.MEMORY, ProbeKind.SYNC, ProbeKind.TRAINING],
     )
     return line
 
@@ -57,7 +60,11 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
 - [done, {steps_done: 56}, ""]
 """,
     ("window", {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
-    ("probe", {"steps_done": 56, "probe_kind": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
+    (
+        "probe",
+        {"steps_done": 56, "probe_kind": ProbeKind.DTYPES, "probes_left": []},
+        "3/4 probe: dtypes, 0.0 s so far, 0.1 s left",
+    ),
 )
 def test_every_stage_says_what_is_done_and_what_is_left_in_that_order(monkeypatch, stage, changes, text):
     monkeypatch.setenv("TERM", "xterm")

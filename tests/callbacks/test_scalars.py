@@ -98,6 +98,26 @@ def test_the_summary_and_the_loggers_have_the_means_of_the_window(logs):
     assert of_run(run.record)["scalars/train_loss"] == run.record.scalars["train_loss"]
 
 
+class LogsLoss(Regression):
+    """Logs its loss as `loss`, plus a number that it does not train with."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.more = more
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss + self.more)
+        return loss
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_a_logged_loss_is_a_number_beside_the_loss_of_the_step_only_where_it_is_another_one(more):
+    record = measure_here(LogsLoss(more), Data(), probe_steps=0).record
+    expected = {"loss": pytest.approx(record.loss.mean + more)} if more else {}
+    assert {name: mean for name, mean in record.scalars.items() if name == "loss"} == expected
+
+
 class Many(Observer):
     """Logs more values in a flush's steps than the ring of scalars holds."""
 

@@ -163,3 +163,26 @@ def test_gradients_that_add_up_and_batches_without_an_update_are_told_also_in_ev
     assert [statuses(resting)[name] for name in ("gradients", "updates")] == ["pass", "warn"]
     phases = [phase.mean_s for name, phase in resting.phases.items() if name != "step"]
     assert sum(phases) == pytest.approx(resting.phases.step.mean_s)
+
+
+class Experts(OwnLoaders):
+    """Sends each batch to one of two experts in turn; a third one gets none."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 1) for _ in range(count))
+
+    def training_step(self, batch, batch_idx):
+        return self.experts[batch_idx % 2](batch[0]).pow(2).mean() + super().training_step(batch, batch_idx)
+
+
+@cases("""
+- [mode, count, silent, status]
+- [train_step, 2, [], pass]
+- [train_step, 3, [experts.2.weight, experts.2.bias], warn]
+- [forward_backward, 2, [], pass]
+""")
+def test_an_expert_without_a_token_is_checked_in_a_later_step(mode, count, silent, status):
+    record = measure_here(Experts(count), mode=mode, probe_steps=1).record
+    assert (record.probe.training.missing_gradients, statuses(record)["gradients"]) == (silent, status)
+    assert statuses(record)["trained"] == ("pass" if mode == "train_step" else "n/a")
