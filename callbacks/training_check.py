@@ -21,6 +21,7 @@ from lmbench.instruments.training import (
     unscales_itself,
 )
 from lmbench.instruments.window import ProbeKind
+from lmbench.records.measured import TrainingFacts
 from lmbench.records.vocabulary import Stage
 
 #: Steps that may be added to the first one, where it was skipped, or where some optimizer did not step in it.
@@ -30,6 +31,7 @@ _MOST_ADDED = 5
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
 
+    With automatic optimization a step without faults has the next one checked too; the record is that of the worse.
     Each of several optimizers has its parameters checked before its own step, which by hand may be in another batch.
     In your own Trainer the probe step needs `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
@@ -67,7 +69,7 @@ class TrainingCheck(Observer):
         self._is_probing = kind is ProbeKind.TRAINING and self.trainer.training
         if self._is_probing:
             self.listen(True)
-            self._left = _MOST_ADDED
+            self._left, self._first = _MOST_ADDED, None
             self._begin()
 
     def _begin(self) -> None:
@@ -82,7 +84,7 @@ class TrainingCheck(Observer):
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         training = self.session.run.probe.training
-        if self._is_probing and training is not None and self._earlier_batch is not None:
+        if self._is_probing and training is not None and self._earlier_batch is not None and self._first is None:
             is_same = is_same_batch(batch, self._earlier_batch)
             training.has_new_batch = None if is_same is None else not is_same
             if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
@@ -154,16 +156,30 @@ class TrainingCheck(Observer):
             return
         # Without a loss, Lightning skips the backward pass.
         has_loss = self._has_backward or not self.module.automatic_optimization
-        if has_loss and not self._before:
-            return
-        after = fingerprints({name: self._trainable[name].detach() for name in self._before})
-        training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
-        # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-        training.is_skipped = not has_loss or self._loss_scale() < self._scale
-        if training.is_skipped and self._left:
-            self._left -= 1
+        if self._before or not has_loss:
+            after = fingerprints({name: self._trainable[name].detach() for name in self._before})
+            training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
+            # The scaler lowers its scale exactly when it found an infinity and skipped the update.
+            training.is_skipped = not has_loss or self._loss_scale() < self._scale
+            if training.is_skipped and self._left:
+                self._left -= 1
+                self._begin()
+                self.session.repeat_probe()
+                return
+        if self._first is not None:
+            self._keep_worse(self._first, training)
+        elif not training.has_faults and self.module.automatic_optimization:
+            # Every second step may leave out its work.
+            self._first = training
             self._begin()
             self.session.repeat_probe()
+
+    def _keep_worse(self, first: TrainingFacts, second: TrainingFacts) -> None:
+        """Record the second of two checked steps if it has faults, with what only the first tells of the batch."""
+        if second.has_faults:
+            second.has_new_batch, second.depends_on_batch = first.has_new_batch, first.depends_on_batch
+        else:
+            self.session.run.probe.training = first
 
     def probe_ended(self, kind: ProbeKind) -> None:
         self._is_probing = False

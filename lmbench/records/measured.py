@@ -454,6 +454,12 @@ class TrainingFacts:
     )
     is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step, or it had no loss.")
 
+    @property
+    def has_faults(self) -> bool:
+        """Whether a gradient is missing, zero or not finite, or a parameter did not move; never in a skipped step."""
+        gradients = self.missing_gradients or self.zero_gradients or self.nonfinite_gradients
+        return bool(gradients or self.unmoved_parameters) and not self.is_skipped
+
 
 @record
 class RunError:

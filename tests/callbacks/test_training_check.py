@@ -144,7 +144,7 @@ class Adding(OwnLoaders):
         pass
 
 
-class Resting(OwnLoaders):
+class Rare(OwnLoaders):
     """Trains in eval mode, and updates with every second batch."""
 
     def on_train_start(self):
@@ -158,8 +158,27 @@ class Resting(OwnLoaders):
 
 
 def test_gradients_that_add_up_and_batches_without_an_update_are_told_also_in_eval_mode():
-    adding, resting = (measure_here(kind(), steps=4, probe_steps=1).record for kind in (Adding, Resting))
+    adding, rare = (measure_here(kind(), steps=4, probe_steps=1).record for kind in (Adding, Rare))
     assert [statuses(adding)[name] for name in ("kept_gradients", "updates")] == ["fail", "pass"]
-    assert [statuses(resting)[name] for name in ("gradients", "updates")] == ["pass", "warn"]
-    phases = [phase.mean_s for name, phase in resting.phases.items() if name != "step"]
-    assert sum(phases) == pytest.approx(resting.phases.step.mean_s)
+    assert [statuses(rare)[name] for name in ("gradients", "updates")] == ["pass", "warn"]
+    phases = [phase.mean_s for name, phase in rare.phases.items() if name != "step"]
+    assert sum(phases) == pytest.approx(rare.phases.step.mean_s)
+
+
+class Resting(OwnLoaders):
+    """Leaves out the backward pass of every second batch."""
+
+    is_resting = False
+
+    def backward(self, loss):
+        self.is_resting = not self.is_resting
+        if not self.is_resting:
+            super().backward(loss)
+
+
+@pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
+@pytest.mark.parametrize("steps", [4, 5])
+def test_work_that_every_second_step_leaves_out_fails_wherever_the_window_ends(steps, mode):
+    run = measure_here(Resting(), warmup_steps=2, steps=steps, probe_steps=1, mode=mode).record
+    assert statuses(run)["gradients"] == "fail"
+    assert (run.probe.training.has_new_batch, run.probe.training.depends_on_batch) == (True, True)
