@@ -69,7 +69,9 @@ class TrainingCheck(Observer):
         self._is_probing = kind is ProbeKind.TRAINING and self.trainer.training
         if self._is_probing:
             self.listen(True)
-            self._left, self._first = _MOST_ADDED, None
+            self._left = _MOST_ADDED
+            #: The first of two checked steps, once it was found to have no faults.
+            self._first: TrainingFacts | None = None
             self._begin()
 
     def _begin(self) -> None:
