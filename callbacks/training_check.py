@@ -47,6 +47,7 @@ class TrainingCheck(Observer):
       that is zero everywhere or not finite.
     - `kept_gradient_count`: number of tensors whose gradient of the step before was still there at the first backward
       pass; null with manual optimization.
+    - `backward_count`: backward passes of a batch, of which LBFGS takes several; null with manual optimization.
     - `unmoved_parameters`: names of tensors that the optimizer left as they were; null if none stepped.
     - `gradient_norm`: 2-norm of all gradients, before clipping and without the fp16 loss scale.
     - `has_new_batch`: whether this step had another batch than the step before it.
@@ -81,11 +82,13 @@ class TrainingCheck(Observer):
         #: Parameters as they were before their optimizer stepped.
         self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
-        self._has_backward = False
+        self._batch_count = self._backward_count = 0
         self._kept_count: int | None = None
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         training = self.session.run.probe.training
+        if self._is_probing:
+            self._batch_count += 1
         if self._is_probing and training is not None and self._earlier_batch is not None and self._first is None:
             is_same = is_same_batch(batch, self._earlier_batch)
             training.has_new_batch = None if is_same is None else not is_same
@@ -104,7 +107,7 @@ class TrainingCheck(Observer):
     def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_probing:
-            self._has_backward = True
+            self._backward_count += 1
             self._check([name for name in self._trainable if name not in self._stepped])
         else:
             self._record_warmup_norm()
@@ -157,7 +160,9 @@ class TrainingCheck(Observer):
             self.session.repeat_probe()
             return
         # Without a loss, Lightning skips the backward pass.
-        has_loss = self._has_backward or not self.module.automatic_optimization
+        has_loss = self._backward_count > 0 or not self.module.automatic_optimization
+        if has_loss and self.module.automatic_optimization:
+            training.backward_count = self._backward_count / self._batch_count
         if self._before or not has_loss:
             after = fingerprints({name: self._trainable[name].detach() for name in self._before})
             training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]

@@ -138,6 +138,7 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     kept = training.kept_gradient_count if has_update and not missing else None
     yield make_guard("kept_gradients", kept, checked=checked)
     yield make_guard("updates", missing, total=len(timed))
+    yield make_guard("closures", training.backward_count)
 
     yield make_guard("inputs", _lacks(training.has_new_batch))
     yield make_guard("outputs", _lacks(training.depends_on_batch))

@@ -444,6 +444,9 @@ class TrainingFacts:
         "Number of trainable tensors that still had the gradient of the step before when the checked step's backward "
         "pass began; null with manual optimization."
     )
+    backward_count: Number = about(
+        "Forward and backward passes of each batch: 1, or more with an optimizer that calls its closure several times."
+    )
     unmoved_parameters: list[str] | None = about(
         "Names of trainable tensors that the optimizer's step did not change; null without an optimizer."
     )

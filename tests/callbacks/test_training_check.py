@@ -144,6 +144,19 @@ class Adding(OwnLoaders):
         pass
 
 
+@cases("""
+- [optimizer, micro_batches, count, status]
+- [SGD, 2, 1, pass]
+- [LBFGS, 1, 4, warn]
+""")
+def test_an_optimizer_that_computes_each_batch_several_times_is_told(optimizer, micro_batches, count, status):
+    module = OwnLoaders()
+    options = {"max_iter": 4, "tolerance_grad": 0, "tolerance_change": 0} if optimizer == "LBFGS" else {}
+    module.configure_optimizers = lambda: getattr(torch.optim, optimizer)(module.parameters(), lr=1e-3, **options)
+    run = measure_here(module, probe_steps=1, trainer={"accumulate_grad_batches": micro_batches}).record
+    assert (run.probe.training.backward_count, statuses(run)["closures"]) == (count, status)
+
+
 class Rare(OwnLoaders):
     """Trains in eval mode, and updates with every second batch."""
 
