@@ -116,6 +116,7 @@ class Window:
     turn_steps_s: Annotated[list[Annotated[float, Meta(gt=0, le=1e12)]] | None, "s"] = about(
         "Typical `step_s` of each turn, the trimean of its steps; null where no other process measured in between."
     )
+    changed_flags: list[str] | None = about("Switches of PyTorch that changed within the window, with both values.")
     replaced_functions: list[str] | None = about(
         "Clocks and synchronizes of Python, PyTorch and lmbench that were not the original functions when the window "
         "opened or closed."
