@@ -31,7 +31,7 @@ _MOST_ADDED = 5
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
 
-    With automatic optimization a step without faults has the next one checked too; the record is that of the worse.
+    With automatic optimization the next step is checked too; if it alone has faults, the record is that of this step.
     Each of several optimizers has its parameters checked before its own step, which by hand may be in another batch.
     In your own Trainer the probe step needs `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
@@ -71,7 +71,7 @@ class TrainingCheck(Observer):
         if self._is_probing:
             self.listen(True)
             self._left = _MOST_ADDED
-            #: The first of two checked steps, once it was found to have no faults.
+            #: The first of two checked steps, once it is checked.
             self._first: TrainingFacts | None = None
             self._begin()
 
@@ -175,15 +175,15 @@ class TrainingCheck(Observer):
                 return
         if self._first is not None:
             self._keep_worse(self._first, training)
-        elif not training.has_faults and self.module.automatic_optimization:
-            # Every second step may leave out its work.
+        elif self.module.automatic_optimization:
+            # Every second step may leave out its work. All ranks take this one, though faults may be those of a rank.
             self._first = training
             self._begin()
             self.session.repeat_probe()
 
     def _keep_worse(self, first: TrainingFacts, second: TrainingFacts) -> None:
-        """Record the second of two checked steps if it has faults, with what only the first tells of the batch."""
-        if second.has_faults:
+        """Record the second of two checked steps if it alone has faults, with what only the first tells of the batch."""
+        if second.has_faults and not first.has_faults:
             second.has_new_batch, second.depends_on_batch = first.has_new_batch, first.depends_on_batch
         else:
             self.session.run.probe.training = first
