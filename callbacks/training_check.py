@@ -182,7 +182,7 @@ class TrainingCheck(Observer):
             self.session.repeat_probe()
 
     def _keep_worse(self, first: TrainingFacts, second: TrainingFacts) -> None:
-        """Record the second of two checked steps if it alone has faults, with what only the first tells of the batch."""
+        """Record the second of two checked steps if it alone has faults, with what the first tells of its batch."""
         if second.has_faults and not first.has_faults:
             second.has_new_batch, second.depends_on_batch = first.has_new_batch, first.depends_on_batch
         else:
