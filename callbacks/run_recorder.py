@@ -145,10 +145,17 @@ class RunRecorder(Observer):
         run.data = describe_data(self.trainer)
         self._write()
 
-    def window_closed(self) -> None:
+    def before_window(self) -> None:
         # The module's own hooks and steps may have changed these since the start.
+        self.run.environment.flags = torch_flags()
+
+    def window_closed(self) -> None:
         run, environment = self.run, self.run.environment
-        environment.flags, run.matmul_precision = torch_flags(), torch.get_float32_matmul_precision()
+        flags = torch_flags()
+        before, after = asdict(environment.flags), asdict(flags)
+        changed = [name for name in after if after[name] != before[name]]
+        run.window.changed_flags = [f"{name} {before[name]} -> {after[name]}" for name in changed]
+        environment.flags, run.matmul_precision = flags, torch.get_float32_matmul_precision()
         run.model.trainable_parameter_count = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         note_peak(run)
 

@@ -32,8 +32,9 @@ class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
 
     A parameter is checked in the first step that gives it a gradient, of six at most: experts train in steps in which
-    they get a token. Each of several optimizers has its parameters checked before its own step, which by hand may be in
-    another batch.
+    they get a token. With automatic optimization the step after these is checked too, and is recorded if it alone gives
+    no gradient at all. Each of several optimizers has its parameters checked before its own step, which by hand may be
+    in another batch.
     In your own Trainer the probe step needs `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
     Recorded under `warmup`:
@@ -48,6 +49,7 @@ class TrainingCheck(Observer):
       that is zero everywhere or not finite.
     - `kept_gradient_count`: number of tensors whose gradient of the step before was still there at the first backward
       pass; null with manual optimization.
+    - `backward_count`: backward passes of a batch, of which LBFGS takes several; null with manual optimization.
     - `unmoved_parameters`: names of tensors that the optimizer left as they were; null if none stepped.
     - `gradient_norm`: 2-norm of all gradients, before clipping and without the fp16 loss scale.
     - `has_new_batch`: whether this step had another batch than the step before it.
@@ -73,6 +75,8 @@ class TrainingCheck(Observer):
         if self._is_probing:
             self.listen(True)
             self._left = _MOST_ADDED
+            #: What the checked steps told, once only the one after them is left.
+            self._first: TrainingFacts | None = None
             self._begin()
 
     def _begin(self) -> None:
@@ -82,11 +86,13 @@ class TrainingCheck(Observer):
         #: Parameters as they were before their optimizer stepped.
         self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
-        self._has_backward = False
+        self._batch_count = self._backward_count = 0
         self._facts = self.session.run.probe.training = TrainingFacts()
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
-        if self._earlier_batch is not None and self._is_probing:
+        if self._is_probing:
+            self._batch_count += 1
+        if self._earlier_batch is not None and self._is_probing and self._first is None:
             is_same = is_same_batch(batch, self._earlier_batch)
             self._facts.has_new_batch = None if is_same is None else not is_same
             if self._facts.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
@@ -104,7 +110,7 @@ class TrainingCheck(Observer):
     def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_probing:
-            self._has_backward = True
+            self._backward_count += 1
             self._check([name for name in self._trainable if name not in self._stepped])
         else:
             self._record_warmup_norm()
@@ -153,14 +159,18 @@ class TrainingCheck(Observer):
         facts, is_automatic = self._facts, self.module.automatic_optimization
         note_gradients(facts, self._trainable, self._gradient_norms)
         # Without a loss, Lightning skips the backward pass.
-        has_loss = self._has_backward or not is_automatic
+        has_loss = self._backward_count > 0 or not is_automatic
+        if has_loss and is_automatic:
+            facts.backward_count = self._backward_count / self._batch_count
         if self._before or not has_loss:
             after = fingerprints({name: self._trainable[name].detach() for name in self._before})
             facts.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
             facts.is_skipped = not has_loss or self._loss_scale() < self._scale
-        silent_count = len(facts.missing_gradients) + len(facts.zero_gradients)
-        is_partial = 0 < silent_count < len(self._trainable)
+        if self._first is not None:
+            self._keep_worse(self._first)
+            return
+        is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
         if not is_automatic:
             # An optimizer may step in another batch.
             is_partial = self._stepped < self._trainable.keys()
@@ -171,6 +181,18 @@ class TrainingCheck(Observer):
             if facts.is_skipped:
                 self._begin()
             self.session.repeat_probe()
+        elif is_automatic:
+            # Every second step may leave out its work.
+            self._first = facts
+            self._begin()
+            self.session.repeat_probe()
+
+    def _keep_worse(self, first: TrainingFacts) -> None:
+        """Record the step after the checked ones if it alone is idle, with what the first tells of its batch."""
+        if self._facts.is_idle and not first.is_idle:
+            self._facts.has_new_batch, self._facts.depends_on_batch = first.has_new_batch, first.depends_on_batch
+        else:
+            self.session.run.probe.training = first
 
     def probe_ended(self, kind: ProbeKind) -> None:
         self.listen(False)

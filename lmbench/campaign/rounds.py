@@ -133,8 +133,8 @@ class Rounds:
     def _advise(self, cell: CellComparison, round_s: float) -> None:
         """Work out the time that a change of twice the tolerance takes, and the sentence on it."""
         change = 2 * self.tolerance
-        needed = rounds_until(change, cell.round_std or 0.0)
-        self.more_s = max(1, needed - len(cell.used_a)) * round_s
+        needed = max(len(cell.used_a) + 1, rounds_until(change, cell.round_std or 0.0))
+        self.more_s = (needed - len(cell.used_a)) * round_s
         about = "about" if cell.round_std else "at least"
         self.advice = (
             f"a round takes {duration(round_s)}; +{percent_short(change)} takes {about} {needed} rounds: "

@@ -242,7 +242,8 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
         is_selected = ~pieces.part.isin(_OUTSIDE_BLOCKS)
     elif axis == "optimizer":
         is_fused = where(pieces.name.astype(str), FUSED_OPTIMIZER.search)
-        is_selected = (pieces.phase == "optimizer") & ~is_comm & ~is_fused
+        # Muon's matrix products stay what they are.
+        is_selected = (pieces.phase == "optimizer") & ~is_comm & ~is_fused & (pieces.kind != "gemm")
     else:
         is_selected = pieces.phase.isin(_LOADING_PHASES) & (axis == "data")
     return is_selected

@@ -138,6 +138,7 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     kept = training.kept_gradient_count if has_update and not missing else None
     yield make_guard("kept_gradients", kept, checked=checked)
     yield make_guard("updates", missing, total=len(timed))
+    yield make_guard("closures", training.backward_count)
 
     yield make_guard("inputs", _lacks(training.has_new_batch))
     yield make_guard("outputs", _lacks(training.depends_on_batch))
@@ -188,6 +189,8 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         share, ends_s = IDENTITY_LIMITS["shared" if run.device_type == "cpu" or others else "own"]
         ends_s *= max(1, len(window.turn_steps_s or ())) * max(1.0, run.host_state.load_per_core or 0.0, others / 2)
         yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
+    changed = window.changed_flags
+    yield make_guard("flags", None if changed is None else len(changed), names=", ".join(changed or ()))
     replaced = window.replaced_functions
     yield make_guard("clocks", None if replaced is None else len(replaced), names=", ".join(replaced or ()))
     # In an evaluation ranks do not wait for each other.

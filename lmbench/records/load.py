@@ -125,7 +125,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
         root = _folder_of(Path(path))
         if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)
             hint = suggest(root.name, (result.name for result in RESULTS.glob("*")), f"{RESULTS}/{{}}")
-            raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs{hint}")
+            problem = "is no folder" if os.path.lexists(root) else "does not exist"
+            raise UsageError(f"{str(path)!r} {problem}; give a run's folder or a folder of runs{hint}")
         below = set()
         # Links to folders are not followed, since a link to a parent folder would never end.
         for folder, subfolders, files in os.walk(root):

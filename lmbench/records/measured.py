@@ -116,6 +116,7 @@ class Window:
     turn_steps_s: Annotated[list[Annotated[float, Meta(gt=0, le=1e12)]] | None, "s"] = about(
         "Typical `step_s` of each turn, the trimean of its steps; null where no other process measured in between."
     )
+    changed_flags: list[str] | None = about("Switches of PyTorch that changed within the window, with both values.")
     replaced_functions: list[str] | None = about(
         "Clocks and synchronizes of Python, PyTorch and lmbench that were not the original functions when the window "
         "opened or closed."
@@ -448,6 +449,9 @@ class TrainingFacts:
         "Number of trainable tensors that still had the gradient of the step before when the checked step's backward "
         "pass began; null with manual optimization."
     )
+    backward_count: Number = about(
+        "Forward and backward passes of each batch: 1, or more with an optimizer that calls its closure several times."
+    )
     unmoved_parameters: list[str] | None = about(
         "Names of trainable tensors that the optimizer's step did not change; null without an optimizer."
     )
@@ -457,6 +461,12 @@ class TrainingFacts:
         "Whether the loss of the batch before is another one with the same weights; null if that was not tried."
     )
     is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step, or it had no loss.")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step gave no parameter a gradient; never a skipped step."""
+        silent_count = len(self.missing_gradients) + len(self.zero_gradients)
+        return not self.is_skipped and silent_count == self.parameters
 
 
 @record

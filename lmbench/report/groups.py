@@ -56,7 +56,7 @@ class SweepSummary(Struct):
             return ""
         passes = [(cell.axes or {}).get("pass", TIMING) for cell in self.cells]
         total = sum(self.file.repeats if name == TIMING else 1 for name in passes)
-        return f"{count} of {total} runs" if count < total else ""
+        return f"{count} of {total} runs measured" if count < total else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,4 +126,5 @@ class Rows:
     def check_disk(self) -> None:
         """Raises OSError where the disk is full."""
         if shutil.disk_usage(self.folder.path).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder.path))
+            problem = f"{os.strerror(errno.ENOSPC)}: a run needs {_LEAST_FREE_BYTES >> 20} MiB"
+            raise OSError(errno.ENOSPC, problem, str(self.folder.path))

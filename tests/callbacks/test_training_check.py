@@ -144,7 +144,20 @@ class Adding(OwnLoaders):
         pass
 
 
-class Resting(OwnLoaders):
+@cases("""
+- [optimizer, micro_batches, count, status]
+- [SGD, 2, 1, pass]
+- [LBFGS, 1, 4, warn]
+""")
+def test_an_optimizer_that_computes_each_batch_several_times_is_told(optimizer, micro_batches, count, status):
+    module = OwnLoaders()
+    options = {"max_iter": 4, "tolerance_grad": 0, "tolerance_change": 0} if optimizer == "LBFGS" else {}
+    module.configure_optimizers = lambda: getattr(torch.optim, optimizer)(module.parameters(), lr=1e-3, **options)
+    run = measure_here(module, probe_steps=1, trainer={"accumulate_grad_batches": micro_batches}).record
+    assert (run.probe.training.backward_count, statuses(run)["closures"]) == (count, status)
+
+
+class Rare(OwnLoaders):
     """Trains in eval mode, and updates with every second batch."""
 
     def on_train_start(self):
@@ -158,11 +171,30 @@ class Resting(OwnLoaders):
 
 
 def test_gradients_that_add_up_and_batches_without_an_update_are_told_also_in_eval_mode():
-    adding, resting = (measure_here(kind(), steps=4, probe_steps=1).record for kind in (Adding, Resting))
+    adding, rare = (measure_here(kind(), steps=4, probe_steps=1).record for kind in (Adding, Rare))
     assert [statuses(adding)[name] for name in ("kept_gradients", "updates")] == ["fail", "pass"]
-    assert [statuses(resting)[name] for name in ("gradients", "updates")] == ["pass", "warn"]
-    phases = [phase.mean_s for name, phase in resting.phases.items() if name != "step"]
-    assert sum(phases) == pytest.approx(resting.phases.step.mean_s)
+    assert [statuses(rare)[name] for name in ("gradients", "updates")] == ["pass", "warn"]
+    phases = [phase.mean_s for name, phase in rare.phases.items() if name != "step"]
+    assert sum(phases) == pytest.approx(rare.phases.step.mean_s)
+
+
+class Resting(OwnLoaders):
+    """Leaves out the backward pass of every second batch."""
+
+    is_resting = False
+
+    def backward(self, loss):
+        self.is_resting = not self.is_resting
+        if not self.is_resting:
+            super().backward(loss)
+
+
+@pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
+@pytest.mark.parametrize("steps", [4, 5])
+def test_work_that_every_second_step_leaves_out_fails_wherever_the_window_ends(steps, mode):
+    run = measure_here(Resting(), warmup_steps=2, steps=steps, probe_steps=1, mode=mode).record
+    assert statuses(run)["gradients"] == "fail"
+    assert (run.probe.training.has_new_batch, run.probe.training.depends_on_batch) == (True, True)
 
 
 class Experts(OwnLoaders):

@@ -145,7 +145,7 @@ def test_names_and_folders_of_results_that_are_links_or_have_an_at_sign(results,
 
 def test_a_sweep_with_fewer_runs_than_planned_says_so_and_its_rate_is_that_of_its_mean_step(results, listed):
     shutil.rmtree(results / "grid" / "runs" / "medium-bf16-mixed-r1")
-    assert listed()[1]["outcome"] == "1 oom, 7 of 8 runs"
+    assert listed()[1]["outcome"] == "1 oom, 7 of 8 runs measured"
     make_sweep(results / "uneven", {"model.size": ["small"]}, repeats=2, change=lambda run, repeat: {
         "started_at": "2026-11-09T12:00:00+00:00", "pid": 7 + repeat, "throughput.tokens_per_s": [100.0, 300.0][repeat],
     })  # fmt: skip

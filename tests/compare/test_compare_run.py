@@ -144,6 +144,15 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     assert (nothing.code, nothing.started) == (0, [])
 
 
+def test_a_change_that_is_not_shown_takes_more_rounds_than_there_are(compare_run):
+    quiet = noisy(0.001)
+    # Every third round contradicts the others.
+    step_s = lambda side, repeat: quiet(side, repeat) * (1.1 if (side == "B") == (repeat % 3 > 0) else 1)  # noqa: E731
+    servers = compare_run(step_s, "a.yaml", "--gate=5%", "--budget=5s")
+    assert servers.code == 11
+    assert int(re.findall(r"\+10 % takes about (\d+) rounds", servers.err)[-1]) > len(servers.started) // 2
+
+
 def test_an_interrupted_comparison_says_how_it_goes_on(compare_run):
     def step_s(side, repeat):
         raise Terminated

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from fit_process import measure_here, statuses
 from repository import git
+from strangers import OwnLoaders
 from tables import cases, stored
 
 from lmbench.device import device_of
@@ -66,6 +68,25 @@ def test_flags_follow_torchs_switches_and_those_that_it_refuses_to_read_are_null
     flags = switched.float32_matmul_precision, switched.deterministic_algorithms, switched.anomaly_mode
     assert flags == ("high", True, True)
     assert (refused.float32_matmul_precision, refused.cudnn_benchmark) == (None, False)
+
+
+@cases("""
+- [batch, changed, status]
+- [0, [], pass]
+- [2, [thread_count 1 -> 2], warn]
+""")
+def test_switches_that_change_within_the_window_are_told(batch, changed, status):
+    class Switching(OwnLoaders):
+        def on_train_batch_start(self, _, batch_idx):
+            if batch_idx == batch:
+                torch.set_num_threads(2)
+
+    try:
+        run = measure_here(Switching()).record
+    finally:
+        torch.set_num_threads(1)
+    assert (run.window.changed_flags, statuses(run)["flags"]) == (changed, status)
+    assert run.environment.flags.thread_count == 2
 
 
 @pytest.fixture

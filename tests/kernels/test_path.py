@@ -44,6 +44,12 @@ replayed:
 - [kernel, 1, sgemm, 20, 100]
 - [kernel, 1, sgemm, 121, 100]
 - [kernel, 1, sgemm, 222, 100, {stream: 20}]
+# An update with a matrix product, as Muon's.
+muon:
+- [step, 7, 0, 40]
+- [phase, optimizer, 0, 40]
+- [launched, 0, sgemm, 6, 100]
+- [launched, 12, add, 107, 100]
 # Attention by operators, and by one kernel.
 written_out:
 - [range, ProfilerStep#7, 0, 40]
@@ -184,6 +190,8 @@ def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_p
 - [two_streams, launches=0, 0]
 # Products stay: what is between them, 30 and 60 us with two gaps, is gone.
 - [written_out, attention=fused, -92]
+# Only what is no product reads and writes less.
+- [muon, optimizer=fused, -65]
 # The host is ahead, and kernels beside longer ones save nothing.
 - [two_streams, kind:elementwise=0, 0]
 # Two at once save less than the sum of both, once what is beside the all-reduce sets the step.

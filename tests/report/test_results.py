@@ -267,7 +267,7 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(swept
     sweep = json.loads((home / "sweep.json").read_text())
     sweep["cells"] += [{"id": "1", "axes": {"data.batch_size": 1, "environment": {"no": "name"}}}]
     (home / "sweep.json").write_text(json.dumps(sweep))
-    assert {("unfinished", "4 of 6 runs"), ("go on", f"lmbench sweep {home}")} <= {
+    assert {("unfinished", "4 of 6 runs measured"), ("go on", f"lmbench sweep {home}")} <= {
         line[:2] for line in section_of(home).headline
     }
     (home / "sweep.json").write_text('{"name": "batch", "vie')

@@ -149,7 +149,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_next_start_goes_on(study, monke
         # The disk is full once the tasks are watched.
         patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0 if engine.states_asked else 2**30))
         assert sweep() == 1
-    assert re.search(r"lmbench: sweep: .*No space left on device: .*; mend that, and go on", capsys.readouterr().err)
+    assert re.search(r"No space left on device: a run needs 1 MiB: .*; mend that, and go on", capsys.readouterr().err)
     assert main(["sweep", "results/study"]) == 0
     assert outcomes() == ALL_OK
 
