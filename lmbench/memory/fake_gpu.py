@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -105,9 +106,12 @@ def _convert(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor],
 
 def _become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Turn a tensor into another one, for all that hold it, such as optimizers."""
-    # PyTorch refuses tensors with weak references, which the mode of fake tensors has to each.
-    with patch.object(weakref, "getweakrefs", lambda _: []):
-        torch.utils.swap_tensors(tensor, other)
+    # `torch.utils.swap_tensors` refuses fake tensors, to which their mode has weak references, and those with views.
+    tensor.__class__, tensor.__dict__, other.__dict__ = type(other), other.__dict__, tensor.__dict__
+    # DTensor has slots.
+    for slot in copyreg._slotnames(type(other)):  # type: ignore[attr-defined]
+        setattr(tensor, slot, getattr(other, slot))
+    torch._C._swap_tensor_impl(tensor, other)
 
 
 def _unsized(make: Callable[..., Any]) -> Any:
