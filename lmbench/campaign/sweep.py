@@ -79,10 +79,11 @@ class Sweep:
             executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._folder.mark)))
             tasks = None if self.engine is None else TaskExecution(self._rows, self.engine, self.on_interrupt)
             description = announcement(self.plan) if tasks is None else tasks.describe()
+            # A misspelt option would look like another sweep to the folder.
+            self._check_file()
             # Rounds measured elsewhere are locked by their tasks.
             self._folder.open(self.plan, self.plan.chosen if tasks is None else (), is_dry=True)
             self._folder.close()
-            self._check_file()
             executor.is_hasty = bool(self.plan.file.sides)
             # Made before the check, which uses the servers of its first round.
             execution = Execution(self._rows, executor, self._predict_largest, self.pace)
