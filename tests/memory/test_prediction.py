@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fake_steps import in_fork, predict
 from fit_process import bench
-from memory_plans import LLAMA
+from memory_plans import MODELS
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
 from tables import cases, stored
@@ -58,7 +58,7 @@ def test_a_llama_with_grouped_queries_is_within_a_thousandth_of_an_h200s(tmp_pat
     pytest.importorskip("transformers")
     # One H200, torch 2.11.0, transformers 5.17.0, 2026-11-28: 15 of 22 blocks recomputed, 16 x 1024.
     path = tmp_path / "llama.json"
-    path.write_text(json.dumps(LLAMA))
+    path.write_text(json.dumps(MODELS["llama"][0]["model.config"]))
     forecast = predict(
         "--config=large_bf16", "--model=lmbench.HuggingFace", f"--model.config={path}", "--data.batch_size=16",
         "--measure.zero_grad=after_step", "--data.context_length=1024",
@@ -166,6 +166,7 @@ def test_a_users_module_is_counted_to_the_byte():
 - [kind, held]
 - [Averaged, [2, 2, 4, 2]]
 - [TiedAndMoved, [0.5, 0.5, 1, 0]]
+- [Viewed, [1, 1, 2, 0]]
 - [ByHand, [2, 2, 4, 0]]
 - [Rows, [1, 0, 0, 0]]
 - [Lazy, [2, 2, 4, 0]]

@@ -124,6 +124,18 @@ class TiedAndMoved(TwoLayers):
         return super().training_step(batch.bfloat16(), batch_idx)
 
 
+class Viewed(TwoLayers):
+    """Keeps a view of a weight as it was before it was converted."""
+
+    def __init__(self):
+        super().__init__()
+        self.row = self.first.weight[0]
+        self.to("cpu", torch.bfloat16)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch.bfloat16(), batch_idx)
+
+
 class ByHand(TwoLayers):
     """Steps after each third batch, and asserts what holds for values."""
 
