@@ -48,7 +48,8 @@ def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_sec
     assert list(captured.variables) == LISTED.split()
     assert captured.versions.python == platform.python_version()
     for package in ("torch", "lightning"):
-        assert getattr(captured.versions, package) == metadata.version(package)
+        # A build's own version has its CUDA, too: 2.11.0+cu130.
+        assert getattr(captured.versions, package).partition("+")[0] == metadata.version(package).partition("+")[0]
 
 
 def flags_of_switches():
