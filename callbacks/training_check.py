@@ -170,8 +170,9 @@ class TrainingCheck(Observer):
         if self._first is not None:
             self._keep_worse(self._first)
             return
-        is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
-        if not is_automatic:
+        if is_automatic:
+            is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
+        else:
             # An optimizer may step in another batch.
             is_partial = self._stepped < self._trainable.keys()
         repeats = self._left > 0 and bool(facts.is_skipped or is_partial)

@@ -76,7 +76,7 @@ def message_of(error: BaseException) -> str:
 
 def error_line(error: BaseException) -> str:
     """An exception in one line: its class and its message, or the message alone where lmbench wrote it."""
-    line = " ".join(message_of(error).split())
+    line = one_line(message_of(error))
     return line if isinstance(error, UsageError | Failure) else f"{type(error).__name__}: {line}"
 
 

@@ -138,16 +138,10 @@ class Tuner(Stages):
 
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
             self.predict(candidates, peak_of(record))
-            fitting, until = [candidate for candidate in candidates if not candidate.problem], _SEARCH
-            if axis.compiles_whole:
-                until -= self.whole_compile_s(measured) / self.budget_s
-            self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, fitting, until, repeats)
-            left_out.extend(self.refuse_unprovable(fitting))
+            fitting = [candidate for candidate in candidates if not candidate.problem]
+            left_out.extend(self.try_axis(axis, fitting, measured, repeats))
             measured.extend(candidates)
             if not any(candidate.runs for candidate in candidates):
-                if fitting and axis.compiles_whole:
-                    may_take = f"compiling it may take {duration(self.whole_compile_s(measured))}"
-                    left_out.append(f"{axis.name}: {may_take}; a larger --budget has time for it")
                 return
             best = min(measured, key=lambda candidate: candidate.cost(self.goal))
             spent = f"{duration(sum(self.costs_s()))} of {duration(self.budget_s)}"
@@ -155,6 +149,20 @@ class Tuner(Stages):
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
+
+    def try_axis(
+        self, axis: Axis, candidates: Sequence[Candidate], measured: Sequence[Candidate], repeats: int
+    ) -> Iterator[str]:
+        """Measure the candidates of an axis; yields a line for what the budget has no time for.
+
+        What compiles the whole network is not begun where that may take the time of the proof.
+        """
+        compile_s = self.whole_compile_s(measured) if axis.compiles_whole else 0.0
+        until = _SEARCH - compile_s / self.budget_s
+        self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, candidates, until, repeats)
+        if axis.compiles_whole and candidates and not any(candidate.runs for candidate in candidates):
+            yield f"{axis.name}: compiling it may take {duration(compile_s)}; a larger --budget has time for it"
+        yield from self.refuse_unprovable(candidates)
 
     def whole_compile_s(self, measured: Sequence[Candidate]) -> float:
         """The time that compiling the whole network may take, from the first steps of what is compiled so far."""

@@ -23,9 +23,8 @@ import pandas as pd
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, error_line
 from lmbench.files import Unreadable, plain_unpickled, read_file
-from lmbench.masking import one_line
 from lmbench.memory.blocks import BEFORE, held_bytes, rounded_bytes
 from lmbench.records.intervals import Integers
 
@@ -190,8 +189,7 @@ def read_snapshot(path: Path) -> Snapshot:
         raise UsageError(f"{path}: {error}{advice}") from None
     except Exception as error:
         # A damaged pickle can raise any error: UnpicklingError, KeyError, TypeError, MemoryError, ...
-        reason = one_line(f"{type(error).__name__}: {error}")[:300]
-        raise UsageError(f"{path}: no snapshot of PyTorch's: {reason}") from None
+        raise UsageError(f"{path}: no snapshot of PyTorch's: {error_line(error)[:300]}") from None
     finally:
         if is_collecting:
             gc.enable()
