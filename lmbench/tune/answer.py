@@ -56,13 +56,15 @@ class Tuning:
 def tuned_config(options: Options) -> str:
     """The YAML text of a configuration, which the options name, with the other options set by their dotted names.
 
+    Secrets are masked, from wherever they come.
+
     Raises:
         UsageError: there is no such configuration.
     """
     changes = dict(options)
     path = find_config(str(changes.pop(CONFIG)))
-    settings = masked_whole(read_yaml(path, str(path))[1])
-    return yaml.safe_dump(with_options(settings, changes), sort_keys=False)
+    settings = with_options(read_yaml(path, str(path))[1], changes)
+    return yaml.safe_dump(masked_whole(settings), sort_keys=False)
 
 
 def use_line(path: Path) -> Line:

@@ -154,6 +154,11 @@ def test_options_are_set_in_a_configuration_as_it_is_written(tmp_path):
     )
 
 
+def test_a_secret_of_the_command_line_is_not_written_into_the_configuration(tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {class_path: Mine}")
+    assert "hidden" not in tuned_config({"config": str(tmp_path / "mine.yaml"), "model.hf_token": "hidden"})
+
+
 class Final(Candidate):
     """A candidate whose costs are an option."""
 
