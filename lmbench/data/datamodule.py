@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-from torch import Tensor
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
 from lmbench.device import device_of
-from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.errors import UsageError, check_at_least, tell, unknown
 from lmbench.files import cache_folder
 from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
@@ -146,15 +146,27 @@ class TokenData(LightningDataModule):
             self._read_text()
 
     def setup(self, stage: str) -> None:
-        model_vocab_size = getattr(self.trainer.lightning_module, "vocab_size", None) if self.trainer else None
-        if model_vocab_size is not None and model_vocab_size < self.vocab_size:
-            raise UsageError(
-                f"the data has {self.vocab_size} token ids but the model's vocab_size is {model_vocab_size}; "
-                "give both the same vocab_size"
-            )
+        if self.trainer is not None:
+            self._check_vocabulary(self.trainer.lightning_module)
         if self.source == "text":
             self._text = self._read_text()
             self._text_part(held_out=stage != "fit")
+
+    def _check_vocabulary(self, module: LightningModule) -> None:
+        """Raises UsageError where the module's vocabulary is smaller than the data's."""
+        size = getattr(module, "vocab_size", None)
+        if size is not None and size < self.vocab_size:
+            raise UsageError(
+                f"the data has {self.vocab_size} token ids but the model's vocab_size is {size}; "
+                "give both the same vocab_size"
+            )
+        rows = max((part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)), default=None)
+        if rows is not None and rows < self.vocab_size:
+            # No error, since tokens may be embedded by something else.
+            tell(
+                f"the data has {self.vocab_size} token ids but the module's largest embedding has {rows} rows; "
+                f"if it embeds the tokens, give --data.vocab_size={rows}"
+            )
 
     def train_dataloader(self) -> Iterable[TokenBatch]:
         return self._loader(held_out=False)

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
+from torch import nn
 
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
@@ -106,3 +108,20 @@ def test_a_model_whose_vocabulary_is_smaller_than_the_datas_is_refused():
     model = LanguageModel(**{**TINY, "vocab_size": 400})
     with pytest.raises(UsageError, match="500 token ids but the model's vocab_size is 400"):
         quiet_trainer(max_steps=1).fit(model, TokenData(**SMALL))
+
+
+def test_a_module_whose_largest_embedding_is_smaller_than_the_datas_vocabulary_is_told_before_it_fails(capsys):
+    class Embedder(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.positions, self.tokens = nn.Embedding(16, 8), nn.Embedding(400, 8)
+
+        def training_step(self, batch, _):
+            return self.tokens(batch.tokens).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(IndexError):
+        quiet_trainer(max_steps=1).fit(Embedder(), TokenData(**SMALL))
+    assert "500 token ids but the module's largest embedding has 400 rows" in capsys.readouterr().err
