@@ -162,7 +162,7 @@ class Tuner(Stages):
         self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, candidates, until, repeats)
         if axis.compiles_whole and candidates and not any(candidate.runs for candidate in candidates):
             yield f"{axis.name}: compiling it may take {duration(compile_s)}; a larger --budget has time for it"
-        yield from self.refuse_unprovable(candidates)
+        yield from self.refuse_unprovable(candidates, measured)
 
     def whole_compile_s(self, measured: Sequence[Candidate]) -> float:
         """The time that compiling the whole network may take, from the first steps of what is compiled so far."""
@@ -170,9 +170,11 @@ class Tuner(Stages):
         first_steps_s = [record.compile.first_step_s for record in records if record.compile.first_step_s]
         return min(_WHOLE_FACTOR * max(first_steps_s, default=math.inf), MOST_OF_ONE * self.budget_s)
 
-    def refuse_unprovable(self, candidates: Sequence[Candidate]) -> Iterator[str]:
+    def refuse_unprovable(self, candidates: Sequence[Candidate], measured: Sequence[Candidate]) -> Iterator[str]:
         """Set the problem of candidates whose proof does not fit the time after the search; yields a line for each."""
-        rest_s = min((1 - _SEARCH) * self.budget_s, self.budget_s - sum(self.costs_s()))
+        # Runs of later stages, which an earlier start left, would refuse what they prove.
+        costs_s = [run.record.cost_s or 0.0 for candidate in (*measured, *candidates) for run in candidate.runs]
+        rest_s = min((1 - _SEARCH) * self.budget_s, self.budget_s - sum(costs_s))
         for candidate in candidates:
             if candidate.record is None or candidate.problem:
                 continue

@@ -147,31 +147,29 @@ def _findings(tuning: Tuning, spread: Spread, change: Change | None) -> list[Lin
 
 
 def _choices(tuning: Tuning, spread: Spread) -> Table:
-    """A row for each candidate: the gain of its last choice on top of those before, and of that choice by itself."""
+    """A row for each candidate: the gain of its choice on top of those before, and of that choice by itself."""
     goal, by_trial = tuning.goal, {candidate.trial.key: candidate for candidate in tuning.candidates}
     numbers = {candidate.trial.key: f"#{number}" for number, candidate in enumerate(tuning.candidates)}
     rows = list[list[Value | Cell]]()
     for candidate in tuning.candidates:
-        costs, choice = candidate.costs(goal), candidate.trial.choices[-1:]
-        before = [] if candidate.before is None else by_trial[candidate.before.key].costs(goal)
-        gain, gain_alone = spread.change(costs, before), None
-        if choice and (alone := tuning.alone.get(str(choice[0]))) is not None:
+        added, removed, gain, gain_alone = candidate.added, candidate.removed, None, None
+        is_taken = False
+        if candidate.before is not None:
+            gain = spread.change(candidate.costs(goal), by_trial[candidate.before.key].costs(goal))
+            adds_of_answer = not removed and all(choice in tuning.answer.trial.choices for choice in added)
+            is_taken = adds_of_answer or candidate.trial.key == tuning.answer.trial.key
+        name = "; ".join([*map(str, added), *(f"without {choice}" for choice in removed)])
+        if (alone := tuning.alone.get(name)) is not None:
             gain_alone = spread.change(alone.costs(goal), tuning.baseline.costs(goal))
         outcome = candidate.problem or (candidate.runs[-1].outcome if candidate.runs else "not tried")
-        is_of_answer = candidate.adds_one or candidate.trial.key == tuning.answer.trial.key
-        if choice and choice[0] in tuning.answer.trial.choices and is_of_answer:
+        if is_taken:
             outcome = "taken"
         elif outcome == "ok":
             outcome = ""
-        name = str(candidate.trial)
-        if candidate.adds_one:
-            name = str(choice[0])
-        elif candidate.before is not None:
-            name = f"whole: {name}"
         rows.append(
             [
                 numbers[candidate.trial.key],
-                name,
+                name or "as given",
                 "" if candidate.before is None else numbers[candidate.before.key],
                 _cost(goal, candidate),
                 _gain(gain),

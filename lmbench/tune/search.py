@@ -134,7 +134,7 @@ class Trial:
 class Candidate:
     """A trial with its runs.
 
-    `before` is the trial that the last choice was added to. `problem` says why the trial was not run, or why it cannot
+    `before` is the trial that this one changes. `problem` says why the trial was not run, or why it cannot
     be the answer.
     """
 
@@ -145,9 +145,19 @@ class Candidate:
     problem: str = ""
 
     @property
-    def adds_one(self) -> bool:
-        """Whether the trial is the one before plus one choice, none replaced."""
-        return self.before is not None and self.before.key == Trial(self.trial.choices[:-1]).key
+    def added(self) -> list[Choice]:
+        """The choices that the trial before lacks."""
+        return [choice for choice in self.trial.choices if choice not in self._earlier]
+
+    @property
+    def removed(self) -> list[Choice]:
+        """The choices of the trial before on axes of which this one has none."""
+        axes = {choice.axis for choice in self.trial.choices}
+        return [choice for choice in self._earlier if choice.axis not in axes]
+
+    @property
+    def _earlier(self) -> tuple[Choice, ...]:
+        return () if self.before is None else self.before.choices
 
     def costs(self, goal: Goal) -> list[float]:
         """The costs of all runs that count. A run with a failed guard, such as wrong attention, does not count."""

@@ -154,4 +154,4 @@ def share_of(axis: Axis, profiled: RunRecord | None) -> float | None:
     if kernels is None or not kernels.path_s:
         return None
     change_s = kernels.what_if.get(axis.acts_on or "")
-    return None if change_s is None else max(-change_s / kernels.path_s, 0.0)
+    return None if change_s is None else max(0.0, -change_s / kernels.path_s)

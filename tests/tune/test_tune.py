@@ -99,7 +99,8 @@ def test_the_fastest_that_trains_is_found(tuned):
     assert rows["delay_ms 54"]["gain"] < 1 < rows["learns_nothing"]["gain"]
     assert 1 < rows["delay_ms 12"]["gain"] < 4
     # The second pass tries the best of the first without its other choice.
-    assert rows["whole: learns_nothing"]["gain"] < 1
+    assert rows["without delay_ms 12"]["gain"] < 1
+    assert rows["without delay_ms 12"]["gain_by_itself"] is None
     # A stage's folder has the command that repeats the tuning.
     (given,) = TUNED.glob("given-*/sweep.json")
     assert json.loads(given.read_text())["command"].startswith("lmbench tune given.yaml --measure.warmup_steps=1 ")
@@ -160,7 +161,7 @@ def test_a_proof_starts_with_compiled_code_that_is_kept(tmp_path, monkeypatch):
     for first_step_s in (None, 120.2):
         folder = tmp_path / f"first-step-{first_step_s}"
         make_run(folder, {}, {"sweep.cost.total_s": 126.8, "compile.first_step_s": first_step_s})
-        lines.append([*tuner.refuse_unprovable([Candidate(Trial(), runs=[load_run(folder)])])])
+        lines.append([*tuner.refuse_unprovable([Candidate(Trial(), runs=[load_run(folder)])], [])])
     assert lines == [["as given: too slow to start: a proof takes 13 min; a larger --budget has time for it"], []]
 
 
@@ -168,12 +169,14 @@ def test_a_proof_has_the_time_that_the_search_has_left(tmp_path, monkeypatch):
     """On an H200 a network that was compiled as a whole in 185 of 192 s left 236 of 900 s for its proof of 321 s."""
     monkeypatch.setattr("lmbench.campaign.tuning._ROUNDS", 3)
     tuner = Tuner(tmp_path, {}, 900.0, None, goal=goal_of("tokens_per_s"))
-    whole = tmp_path / "search-compile_whole-fbc/runs/fit"
+    whole, given = tmp_path / "search-compile_whole-fbc/runs/fit", tmp_path / "given-19b/runs/fit"
     make_run(whole, {}, {"sweep.cost.total_s": 192.2, "compile.first_step_s": 185.0})
-    candidate = Candidate(Trial(), runs=[load_run(whole)])
-    assert [*tuner.refuse_unprovable([candidate])] == []
-    make_run(tmp_path / "given-19b/runs/fit", {}, {"sweep.cost.total_s": 472.0})
-    (line,) = tuner.refuse_unprovable([candidate])
+    make_run(given, {}, {"sweep.cost.total_s": 472.0})
+    # Of an earlier start, which the search that goes on has not reached.
+    make_run(tmp_path / "finals-46f/runs/fit", {}, {"sweep.cost.total_s": 472.0})
+    candidate, baseline = Candidate(Trial(), runs=[load_run(whole)]), Candidate(Trial(), runs=[load_run(given)])
+    assert [*tuner.refuse_unprovable([candidate], [])] == []
+    (line,) = tuner.refuse_unprovable([candidate], [baseline])
     assert "too slow to start: a proof takes 5.3 min" in line
 
 
