@@ -155,7 +155,8 @@ class Ledger:
         address, is_logits = self._address(tensor), self._is_logits(tensor)
         if address and (is_logits or address not in self._saved):
             self._saved[address] = NotedBlock(address, "logits" if is_logits else "activations")
-        return tensor
+        # An operator that saves its own output would otherwise hold itself, and outlive a step without a backward.
+        return tensor.detach()
 
     def _is_logits(self, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import UserDict
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.device import DEVICES, cuda, device_of
+from lmbench.fit.measurement import apply_mode
 from lmbench.instruments import ranges
 from lmbench.instruments.window import Schedule
 from lmbench.memory import recording
@@ -154,6 +156,22 @@ def test_recording_does_not_recompute_a_checkpoint_and_leaves_no_hook(tmp_path, 
     assert module.computed == 2 * 2 * 4
     assert findings.saved_storages["size_bytes"].sum() < rounded(4 * BATCH * WIDTH) + 3 * rounded(BATCH * VOCAB)
     assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
+
+
+def test_an_activation_ends_with_its_step_also_without_a_backward(tmp_path, monkeypatch):
+    activations = []
+
+    class Exponential(Model):
+        def training_step(self, batch, batch_idx):
+            # An operator that saves its own output.
+            activation = self.blocks[0](batch[0]).exp()
+            activations.append(weakref.ref(activation))
+            return activation.sum()
+
+    module = Exponential()
+    apply_mode(module, "forward", "native")
+    record(tmp_path, monkeypatch, module)
+    assert [activation() for activation in activations] == [None] * 4
 
 
 @pytest.mark.parametrize(("failing_step", "phase"), [(0, "forward"), (3, "backward")])
