@@ -121,7 +121,8 @@ class AttentionLayer(LightningModule):
 
         def count(tensor: Tensor) -> Tensor:
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
+            # A softmax saves its own output, and would hold itself.
+            return tensor.detach()
 
         # The output keeps saved tensors in memory, so that no two of them have the same address.
         with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(count, lambda tensor: tensor):
