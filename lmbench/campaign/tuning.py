@@ -39,7 +39,7 @@ from lmbench.tune.search import (
     spread_of,
     standing,
 )
-from lmbench.tune.space import LEAST_SHARE_FRACTION, MICRO_BATCH, Axis, applicable, share_of, with_arguments
+from lmbench.tune.space import LEAST_SHARE_FRACTION, MICRO_BATCH, Axis, applicable, settings_of, share_of
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
@@ -106,7 +106,7 @@ class Tuner(Stages):
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         if self.goal.cost(record) is None:
             raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
-        self.step_tokens, self.settings = record.window.step_tokens, with_arguments(record.config)
+        self.step_tokens, self.settings = record.window.step_tokens, settings_of(record)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings, record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):

@@ -22,6 +22,7 @@ from lmbench.sweep.file import Options
 MICRO_BATCH = "micro_batch"
 BATCH, ACCUMULATION = "data.batch_size", "trainer.accumulate_grad_batches"
 _PRECISION, _DEVICES, _COMPILE = "trainer.precision", "trainer.devices", "trainer.compile"
+_VARIANT = "model.optimizer_variant"
 #: In a value that a CPU cannot gain by: fp8, and the mode of torch.compile that captures CUDA graphs.
 _GPU_ONLY = re.compile("fp8|reduce-overhead")
 #: An axis that can shorten a step by a smaller fraction than this is left out.
@@ -95,12 +96,20 @@ def _read(path: Path) -> SpaceFile:
 
 
 def with_arguments(tree: Any) -> Any:
-    """Settings in which the arguments of a class (`init_args`) stand beside its `class_path`."""
+    """Settings in which the arguments of a class stand beside its `class_path`, and not in `init_args`."""
     if not isinstance(tree, Mapping):
         return tree
     settings = {key: with_arguments(value) for key, value in tree.items()}
-    arguments = settings.get("init_args")
-    return {**settings, **arguments} if isinstance(arguments, Mapping) else settings
+    arguments = settings.pop("init_args", None) or {}
+    return {**settings, **arguments}
+
+
+def settings_of(record: RunRecord) -> Values:
+    """All settings of a run, with the variant of its optimizer where it was left to the optimizer's default."""
+    settings: Values = with_arguments(record.config)
+    if value_at(settings, _VARIANT, _LACKING) is None:
+        settings["model"]["optimizer_variant"] = str(record.model.optimizer).rpartition(" ")[2]
+    return settings
 
 
 def applicable(axes: Sequence[Axis], settings: Values, has_gpu: bool = True) -> list[Axis]:

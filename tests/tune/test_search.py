@@ -14,7 +14,7 @@ from lmbench.records.examined import KernelSummary
 from lmbench.records.run import RunRecord
 from lmbench.tune.answer import Tuning, tune_answer, tuned_config
 from lmbench.tune.search import GOALS, Candidate, Choice, Trial, finalists, search, spread_of, standing
-from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
+from lmbench.tune.space import Axis, applicable, micro_batches, read_space, settings_of, share_of
 
 GIVEN = yaml.safe_load("""
 trainer: {compile: false, precision: bf16-mixed, accumulate_grad_batches: 1, devices: 1}
@@ -98,6 +98,13 @@ def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_al
     assert changed["model.attention"] == [{"model.attention": "flex"}]
     space.write_text("axes: {trainer.compile.mode: [max-autotune]}")
     assert [*values_by_axis(space)][-1] == "trainer.compile.mode"
+
+
+def test_the_variant_that_the_optimizer_has_by_default_is_not_tried():
+    record = RunRecord(1, "ok", config={"model": {"class_path": "Mine", "init_args": {"optimizer_variant": None}}})
+    record.model.optimizer = "AdamW fused"
+    axes = values_by_axis(settings=settings_of(record))
+    assert axes["model.optimizer_variant"] == [{"model.optimizer_variant": "foreach"}]
 
 
 @cases("""
