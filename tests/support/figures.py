@@ -59,7 +59,9 @@ def _has(row, heading, text):
     in_brackets = re.search(r"\(([^()]*)\)$", heading)
     unit = in_brackets[1] if in_brackets and in_brackets[1] in _UNITS else heading
     scale, ending = (1.0, "speedup") if is_ratio else _UNITS.get(unit, (1.0, ""))
-    columns = {name: float(text) for name, text in row.items() if name.endswith(ending) and _is_number(text)}
+    # A figure of each phase has the phase behind its unit: `phase_peak_allocated_bytes.forward`.
+    named = {name: text for name, text in row.items() if name.endswith(ending) or f"{ending}." in name}
+    columns = {name: float(text) for name, text in named.items() if _is_number(text)}
     spreads = {name for name in columns if "_std" in name}
     return any(
         _states(value, scale, number) and (std is None or _states(std, scale, columns.get(_spread(name, ending))))
