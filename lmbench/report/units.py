@@ -24,7 +24,7 @@ def _text(template: str, scale: float = 1.0, limit: float = math.inf, above: str
 
 percent = _text("{:z.1f} %", 100)
 #: Percent without the sign, for a column that names the unit.
-percent_number = _text("{:.1f}", 100)
+percent_number = _text("{:z.1f}", 100)
 #: A limit or floor in percent with three significant digits at most: `1 %`, `0.31 %`, `105 %`.
 percent_short = _text("{:.3g} %", 100, 100, "{:,.0f} %")
 #: A difference of two shares: `+1.2 %`.
