@@ -34,12 +34,14 @@ _LARGEST = 1e15
 
 
 class _Figure(NamedTuple):
-    """Somebody else's figure: its write-up or GPU, its column, and its configuration by the facts stated, as text."""
+    """Somebody else's figure: its write-up or GPU, its column, its configuration by the facts stated, as text, and the
+    number of processes that it is the mean of."""
 
     label: str
     column: str
     stated: Mapping[str, str]
     cell: Cell
+    processes: float = 1.0
 
 
 def reference_feature(name: str) -> Feature:
@@ -92,14 +94,18 @@ def _write_ups() -> list[_Figure]:
 
 
 def _report(name: str) -> list[_Figure]:
-    """The figures of a report, labelled with their GPUs; raises UsageError as `reference_feature` does."""
+    """The figures of a report, labelled with their GPUs, those of most processes first.
+
+    Raises UsageError as `reference_feature` does.
+    """
     shipped = sorted(path for path in FOLDER.glob("*.csv") if path.with_suffix(".md").is_file())
     # A card's name stands for all of its pages.
     paths = [path for path in shipped if name in (path.stem, path.stem.partition("_")[0])]
     if not paths and not name.endswith(".csv"):
         known = [_PUBLISHED, *(path.stem for path in shipped)]
         raise unknown("--reference", name, known, ", or a file of `lmbench report --format csv`")
-    return [figure for path in paths or [Path(name)] for figure in _figures_of(path, name)]
+    figures = [figure for path in paths or [Path(name)] for figure in _figures_of(path, name)]
+    return sorted(figures, key=lambda figure: -figure.processes)
 
 
 def _figures_of(path: Path, name: str) -> Iterator[_Figure]:
@@ -119,7 +125,8 @@ def _figures_of(path: Path, name: str) -> Iterator[_Figure]:
             for column in KNOWN_BY if stated else ():
                 if (value := _number(row.get(column))) is not None:
                     std = _number(row.get("step_std_s")) if column == STEP.name else None
-                    yield _Figure(row["gpu"] or "no GPU named", column, stated, Cell(value, std))
+                    processes = _number(row.get("ok_runs")) or 1.0
+                    yield _Figure(row["gpu"] or "no GPU named", column, stated, Cell(value, std), processes)
     except Unreadable as error:
         raise UsageError(f"--reference {name}: {error}") from None
     except csv.Error as error:
