@@ -33,8 +33,9 @@ from lmbench.sweep.plan import GridCell, Job, as_json
 from lmbench.sweep.rows import Rows
 
 _CHECK_TIMEOUT_S = 300.0
-#: The first stride of a search, as a share of its first value. Each further stride is twice as long.
-_FIRST_STRIDE = 1 / 16
+#: The first stride of a search, as a share of its first value: predictions are about as good. Each further one is twice
+#: as long.
+_FIRST_STRIDE = 1 / 128
 
 
 class CompileCache(ScratchFolder):

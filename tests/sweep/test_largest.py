@@ -41,7 +41,7 @@ def test_the_border_is_found_from_any_start_and_soon_from_a_good_one(border, fir
         return fits[value]
 
     assert seek(first, 1000, try_value) == (border or 1)
-    assert len(fits) <= (5 if first == 64 and border in (63, 64) else 25)
+    assert len(fits) <= (2 if first == 64 and border in (63, 64) else 25)
 
 
 @pytest.mark.parametrize("beyond", ["oom", "retries"])
