@@ -62,7 +62,7 @@ class MeasureSettings(Schedule):
     mode: Mode = "train_step"
     steps: int = 20
     min_window_s: float | Duration = 3.0
-    probe_steps: int = 10
+    probe_steps: int = 5
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gradient_norm: bool = False

@@ -159,7 +159,7 @@ class Timeline:
 # With less lag than this the device waits for the host.
 HOST_BOUND_LAG_S = 0.25e-3
 # Share of probe steps that must agree on a verdict.
-AGREEMENT_FRACTION = 0.9
+AGREEMENT_FRACTION = 0.8
 
 # Other phases wait for the host by definition: `data` for the loader, `other` for the framework.
 JUDGED_PHASES: tuple[Phase, ...] = ("forward", "backward", "clip", "optimizer", "zero_grad")
