@@ -57,8 +57,11 @@ class Quantity:
     """A quantity of cells, which a column of a table or an axis of a chart shows.
 
     `name` is its name in views and CSV and ends in its SI unit; `title` is its heading without the unit. `expression`
-    is a number of a run, which `over` combines over the ok runs of a cell. If `over` is None,
-    `expression` is a function of the frame and a cell that returns a number, a Cell or None.
+    is a number of a run, which `over` combines over the ok runs of a cell.
+
+    If `over` is None, `expression` is a function of the frame and a cell that returns a number, a Cell or None; or a
+    dotted name, for the first value that one of the cell's runs, of any pass and outcome, has. Memory histories and
+    traces come from runs of their own, and predictions are the same in all runs.
     """
 
     name: str
@@ -88,15 +91,18 @@ class Quantity:
 
     def of(self, frame: Frame) -> dict[MeasuredCell, Any]:
         """The value of each cell that has one, as a Cell of an answer."""
-        values = {
-            cell: self._of_runs(cell, self.over) if self.over else self.expression(frame, cell) for cell in frame.cells
-        }
+        values = {cell: self._value(frame, cell) for cell in frame.cells}
         cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
         # The rows of a section are tested together.
         tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
         for cell, p in zip(tested, holm([*tested.values()]), strict=True):
             cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
         return cells
+
+    def _value(self, frame: Frame, cell: MeasuredCell) -> Any:
+        if self.over:
+            return self._of_runs(cell, self.over)
+        return cell.first(self.expression) if isinstance(self.expression, str) else self.expression(frame, cell)
 
     def _of_runs(self, cell: MeasuredCell, over: Over) -> Any:
         """The numbers of the cell's processes as one, with their spread and interval where the column shows them."""
@@ -131,15 +137,6 @@ class Quantity:
 
 #: A function of a cell that returns a number, a Cell of an answer, or None.
 Read = Callable[[Frame, MeasuredCell], Any]
-
-
-def beside(name: str) -> Read:
-    """A function of a cell: the first value that one of its runs, of any pass and outcome, has under this dotted name.
-
-    Memory histories and traces come from runs of their own beside the timed ones, and predictions are the same in all
-    runs.
-    """
-    return lambda _frame, cell: cell.first(name)
 
 
 def _first_step(cache_kind: str) -> Expression:
