@@ -23,7 +23,7 @@ from lmbench.records.statistics import logs_of, std_of_logs
 from lmbench.records.store import RESULTS, check_name, file_name
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
-from lmbench.report.results import report_on
+from lmbench.report.results import read_sections, report_on
 from lmbench.report.units import percent_short
 from lmbench.standard_output import result_alone, write_result
 from lmbench.sweep.file import CONFIG, Options, sweep_from
@@ -110,7 +110,7 @@ def repeats_answer(
     if earlier is not None:
         answer = comparison_answer(compare(earlier, str(path), tolerance))
         return answer.exit_code if quiet else answer
-    return code if quiet else report_on([path], make_catalogue())
+    return code if quiet else report_on(read_sections([path], make_catalogue()))
 
 
 def measured_noise(options: Options, repeats: int, results_dir: Path) -> Answer | int:

@@ -7,11 +7,10 @@ import shutil
 import statistics
 
 import pytest
-from runs import ended, make_run, make_sweep, rows_of, section_of, table_of
+from runs import ended, make_run, make_sweep, report_of, rows_of, section_of, table_of
 from tables import cases, texts_of
 
-from lmbench.catalogue import make_catalogue
-from lmbench.report.results import report_on, rows_table
+from lmbench.report.results import rows_table
 
 STEP = "phases.step.mean_s"
 
@@ -39,7 +38,7 @@ def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_c
     for hour, name in enumerate(["search", "finals"]):
         changes = {"started_at": f"2026-11-30T0{hour}:00:00+00:00"}
         make_sweep(tmp_path / name, {"data.batch_size": [4]}, change=lambda *_, changes=changes: changes)
-    sections = report_on([tmp_path], make_catalogue()).sections
+    sections = report_of(tmp_path).sections
     assert [section.title for section in sections[:2]] == ["search", "finals"]
     assert sections[0].charts() == []
 
