@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +19,12 @@ from lmbench.records.load import StoredRun, find_runs, load_known, process_of
 from lmbench.records.measured import PhaseSummary, RunError
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import fields, value_at
+from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import Floats, logs_of, trimean
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE, Values
+from lmbench.report.frame import Expression, number_of
 
 Runs = Sequence[StoredRun]
 #: The runs of A, and those of B.
@@ -58,23 +59,19 @@ def mean_step_s(record: RunRecord) -> float | None:
 
 
 class Metric(NamedTuple):
-    """A figure of one run: its name in a comparison, its title in tables, and a field of the record.
-
-    The field determines the unit, and the value unless there is a function to compute it.
-    """
+    """A figure of one run: its name in a comparison, which ends in its unit, its title in tables, and its number."""
 
     name: str
     title: str
-    field: str
-    compute: Callable[[RunRecord], float | None] | None = None
+    expression: Expression
 
     @property
     def unit(self) -> str:
-        return fields("run")[self.field].unit
+        return self.name.rpartition("_")[2]
 
     def of(self, record: RunRecord) -> float | None:
         """The run's value; None where it has none, or one that is infinite or not above 0 and so has no logarithm."""
-        value = value_at(record, self.field) if self.compute is None else self.compute(record)
+        value = number_of(record, self.expression)
         return value if value is not None and 0 < value < math.inf else None
 
     def difference(self, a: StoredRun, b: StoredRun) -> float:
@@ -90,8 +87,8 @@ class Metric(NamedTuple):
         return values if len(values) == len(runs) else []
 
 
-STEP = Metric("step_s", "step", "phases.step.median_s", typical_step_s)
-MEAN_STEP = Metric("mean_step_s", "mean step", "window.wall_s", mean_step_s)
+STEP = Metric("step_s", "step", typical_step_s)
+MEAN_STEP = Metric("mean_step_s", "mean step", mean_step_s)
 METRICS = (
     STEP,
     MEAN_STEP,

@@ -24,6 +24,16 @@ from lmbench.report.groups import Group, ReportedRun, reported
 Expression = str | Callable[[RunRecord], float | None]
 
 
+def number_of(record: RunRecord, expression: Expression) -> float | None:
+    """The number of a run; None where it has none, or nan."""
+    if isinstance(expression, str):
+        terms = [value_at(record, name) for name in expression.split(" + ")]
+        value = None if None in terms else math.fsum(terms)
+    else:
+        value = expression(record)
+    return None if value is None or math.isnan(value) else value
+
+
 @dataclass(eq=False)
 class MeasuredCell:
     """A cell with its runs in all passes and its facts as far as they are known.
@@ -65,13 +75,8 @@ class MeasuredCell:
 
     def numbers(self, expression: Expression) -> list[float]:
         """The number of each sample that has it."""
-        records = [run.record for run in self.samples]
-        if isinstance(expression, str):
-            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
-            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
-        else:
-            values = list(map(expression, records))
-        return [value for value in values if value is not None and not math.isnan(value)]
+        values = (number_of(run.record, expression) for run in self.samples)
+        return [value for value in values if value is not None]
 
     def first(self, name: str) -> Any:
         """The first value that one of the runs, of any pass and outcome, has under this dotted name."""
