@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.load import StoredRun, find_runs, load_known, process_of
-from lmbench.records.measured import PhaseSummary, RunError
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -38,7 +37,7 @@ SIZE_WORDS = ("larger", "smaller")
 def typical_step_s(record: RunRecord) -> float | None:
     """Seconds of a typical step of this process: the trimean of the window's steps, or their mean where no quartiles
     were recorded. None for a window without steps."""
-    step = record.phases.step or PhaseSummary()
+    step = record.step
     if step.p25_s is None or step.median_s is None or step.p75_s is None:
         return mean_step_s(record)
     return trimean(step.p25_s, step.median_s, step.p75_s)
@@ -50,7 +49,7 @@ def mean_step_s(record: RunRecord) -> float | None:
     Where the window has skipped or short steps, which no statistic includes, it is the mean of the other steps. None
     for a window without steps.
     """
-    window, step = record.window, record.phases.step or PhaseSummary()
+    window, step = record.window, record.step
     if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
         return None
     if window.skipped_count or window.short_count:
@@ -198,7 +197,7 @@ def split_usable(runs: Runs, takes_failed: bool = True) -> tuple[list[StoredRun]
         same = usable.get(process_of(run))
         failed = next((guard for guard in run.record.guards if guard.status == "fail"), None)
         if run.outcome != "ok":
-            reason = f"outcome {(run.record.error or RunError()).ending(run.outcome)}"
+            reason = f"outcome {run.record.failure.ending(run.outcome)}"
         elif STEP.of(run.record) is None:
             reason = "empty window: no step was measured"
         elif same is not None:

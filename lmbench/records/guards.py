@@ -234,7 +234,7 @@ def busy_machine(run: RunRecord) -> Guard:
 
 def _step_times(run: RunRecord) -> Iterator[Guard]:
     """Guards of the step times' trend and spread, of time outside all phases, and of hidden synchronizes."""
-    step = run.phases.step or PhaseSummary()
+    step = run.step
     drift, chance = step.trend_fraction or 0.0, step.trend_p
     variant = ""
     if chance is not None and chance < TREND_P:

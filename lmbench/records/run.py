@@ -469,6 +469,16 @@ class RunRecord:
     dtypes: DtypeRecord | None = None
 
     @property
+    def step(self) -> PhaseSummary:
+        """The statistics of the step, empty where no step was measured."""
+        return self.phases.step or PhaseSummary()
+
+    @property
+    def failure(self) -> RunError:
+        """The exception that ended the run, empty without one."""
+        return self.error or RunError()
+
+    @property
     def cost_s(self) -> float:
         """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
         cost = self.sweep.cost if self.sweep else None

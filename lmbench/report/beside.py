@@ -25,7 +25,7 @@ _BESIDE = {
 
 def owner_lines(run: RunRecord) -> list[Line]:
     """A line for each phase in which hooks, logging, the loader or the collector take a notable share of the step."""
-    step, lines = run.phases.step or PhaseSummary(), list[Line]()
+    step, lines = run.step, list[Line]()
     for phase in PHASES:
         summary = run.phases.get(phase) or PhaseSummary()
         owners = [
@@ -41,8 +41,8 @@ def owner_lines(run: RunRecord) -> list[Line]:
 
 def input_lines(run: RunRecord) -> list[Line]:
     """Whether the loader or the model limits the step, who makes a batch, and the settings that end the waiting."""
-    facts, step = run.input_pipeline, run.phases.step
-    if facts is None or step is None or not step.mean_s:
+    facts, step = run.input_pipeline, run.step
+    if facts is None or not step.mean_s:
         return []
     if facts.reason or facts.resident_step_s is None:
         return [Line("input", f"not measured: {facts.reason or 'the step without a loader is unknown'}")]

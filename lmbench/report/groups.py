@@ -14,7 +14,6 @@ from lmbench.files import is_file
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
-from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import SweepPlace
@@ -82,7 +81,7 @@ class ReportedRun(StoredRun):
     def outcome_label(self) -> str:
         """How the run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if
         attention gave wrong results."""
-        error = self.record.error or RunError()
+        error = self.record.failure
         if error.is_incorrect:
             return f"{self.outcome_word}: {INCORRECT}"
         return f"{self.outcome_word} ({shown(error.phase)})" if error.phase else self.outcome_word

@@ -10,7 +10,7 @@ from pathlib import Path
 from lmbench.masking import leaves
 from lmbench.records.codec import as_dict
 from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
-from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
+from lmbench.records.measured import RefusedAllocation
 from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
@@ -203,7 +203,7 @@ def disputed_peak(flops: Flops) -> str:
 
 def _speed(run: RunRecord) -> list[Line]:
     """The step with its spread and its longest phases, what limits it (host or device), throughput and MFU."""
-    step, rate = run.phases.step or PhaseSummary(), run.throughput
+    step, rate = run.step, run.throughput
     lines = []
     if step.mean_s:
         shares = sorted(((phase.share_fraction or 0.0, span) for span, phase in run.phases.items()), reverse=True)
@@ -263,7 +263,7 @@ def _peak_memory(run: RunRecord) -> list[Line]:
 
 def _ending(run: RunRecord) -> list[Line]:
     """The allocation that was refused, and the outcome, if it is not `ok`."""
-    error, lines = run.error or RunError(), refusal(run.memory.refused)
+    error, lines = run.failure, refusal(run.memory.refused)
     if run.outcome != "ok":
         phase, location = error.phase and f"in {error.phase}", error.location and f"at {error.location}"
         place = listed(run.outcome, phase, location, separator=" ")
@@ -391,9 +391,8 @@ def _ranks(run: RunRecord) -> list[Line]:
     if synchronized_s is None or unsynchronized_s is None:
         return []
     # Twice the standard error of the difference between two means of 8 steps is the standard deviation of a step.
-    noise_s = (run.phases.step.std_s if run.phases.step else None) or 0.0
     difference = "the difference is communication that no work hides, and waiting"
-    if synchronized_s - unsynchronized_s <= noise_s:
+    if synchronized_s - unsynchronized_s <= (run.step.std_s or 0.0):
         difference = "no difference above the noise of the steps"
     without = f"{milliseconds(unsynchronized_s)} without synchronizing gradients: {difference}"
     return labelled("ranks", f"{milliseconds(synchronized_s)} ms a step", without)
