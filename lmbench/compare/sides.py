@@ -165,10 +165,8 @@ def read_side(text: str) -> Side:
 
 def _axes(record: RunRecord) -> Values | None:
     """The values of a run on the axes of its sweep, the environment among them; None for a run outside a sweep."""
-    sweep = record.sweep
-    if sweep is None or sweep.axes is None:
-        return None
-    return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
+    axes, environment = record.place.axes, record.place.environment
+    return axes if axes is None or environment is None else {**axes, "environment": environment}
 
 
 def _settings_and_axes(run: StoredRun) -> Values:
@@ -219,8 +217,7 @@ def by_round(runs: Runs) -> dict[tuple[int, str], StoredRun]:
     """Runs by round and host: two runs of a round that was continued on another host are no pair."""
     rounds = {}
     for run in runs:
-        repeat, host = value_at(run.record, "sweep.repeat"), value_at(run.record, "environment.host.hostname")
-        rounds[repeat or 0, host or ""] = run
+        rounds[run.record.place.repeat or 0, run.record.environment.host.hostname or ""] = run
     return rounds
 
 
@@ -240,7 +237,7 @@ def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
 
 def share_servers(runs: Runs) -> bool:
     """Whether one server forked runs of several rounds, so that its address layout may outlive a round."""
-    pids = [value_at(run.record, "sweep.server_pid") for run in runs]
+    pids = [run.record.place.server_pid for run in runs]
     return None not in pids and len({*pids}) < len(pids)
 
 
@@ -250,8 +247,8 @@ def are_rounds(a: Runs, b: Runs) -> bool:
     Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
     """
     folders = {run.path.parent for run in (*a, *b)}
-    names = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in side} for side in (a, b)]
-    has_order = all(value_at(run.record, "sweep.position") is not None for run in (*a, *b))
+    names = [{as_text((run.record.place.axes or {}).get(SIDE)) for run in side} for side in (a, b)]
+    has_order = all(run.record.place.position is not None for run in (*a, *b))
     return has_order and len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 
 

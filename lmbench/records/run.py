@@ -479,9 +479,14 @@ class RunRecord:
         return self.error or RunError()
 
     @property
+    def place(self) -> SweepPlace:
+        """The run's place in its sweep, empty outside a sweep."""
+        return self.sweep or SweepPlace()
+
+    @property
     def cost_s(self) -> float:
         """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
-        cost = self.sweep.cost if self.sweep else None
+        cost = self.place.cost
         return (cost.total_s if cost else None) or 0.0
 
     @property

@@ -46,12 +46,12 @@ def _facts_of(record: RunRecord) -> Facts:
 
 
 def _axes(record: RunRecord) -> Values:
-    return value_at(record, "sweep.axes") or {}
+    return record.place.axes or {}
 
 
 def name_of(record: RunRecord) -> str:
     """The label of the run, in a sweep with its repeat: `small, bf16-mixed, compiled, batch 4, context 512 r0`."""
-    repeat = value_at(record, "sweep.repeat")
+    repeat = record.place.repeat
     return label_of(record) if repeat is None else f"{label_of(record)} r{repeat}"
 
 
@@ -170,7 +170,7 @@ def write_run(result: Path) -> None:
         name=name_of(record),
         project=filed.project or "lmbench",
         entity=filed.entity,
-        group=filed.group or value_at(record, "sweep.name"),
+        group=filed.group or record.place.name,
         tags=filed.tags,
         dir=str(result.resolve()),
         config=config_of(record),
