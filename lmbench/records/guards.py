@@ -244,7 +244,7 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("spread", step.cv_fraction, variant="outliers" if outliers else "", outliers=outliers)
 
     syncs = run.probe.hidden_syncs
-    verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
+    verdicts = {lag.verdict for lag in run.probe.lags.values()}
     is_device_bound = run.is_on_gpu and verdicts == {"queued"} and not run.unseen_phases
     other = run.phases.other or PhaseSummary()
     hooks = [owned for owned in run.host_time.owners_within("other", other.mean_s or 0.0) if owned.owner != HARNESS]
@@ -301,7 +301,7 @@ def _other_processes(run: RunRecord) -> int | None:
 def _device(run: RunRecord) -> Iterator[Guard]:
     """Guards of the GPU's clock, of other processes on the GPU, and of the allocator."""
     state, memory = run.device_state, run.memory
-    limit_w = run.environment and run.environment.gpu.power_limit_w
+    limit_w = run.environment.gpu.power_limit_w
     cap = f"its power limit of {limit_w:.0f} W" if limit_w else "its power limit"
     yield make_guard("power_cap", state.power_capped_fraction, cap=cap)
     yield make_guard("thermal_cap", state.thermal_capped_fraction, celsius=state.close.temperature_c or 0.0)

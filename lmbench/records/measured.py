@@ -33,7 +33,7 @@ from lmbench.records.field import (
     part,
     record,
 )
-from lmbench.records.vocabulary import INCORRECT
+from lmbench.records.vocabulary import INCORRECT, Span
 
 Status = Literal["pass", "warn", "fail", "n/a"]
 
@@ -528,3 +528,13 @@ class Probe:
     )
     verdicts: PerPhase[LagVerdict] | None = None
     training: TrainingFacts | None = None
+
+    @property
+    def lags(self) -> dict[Span, LagVerdict]:
+        """The verdict on each phase that probe steps judged."""
+        return dict(self.verdicts.items()) if self.verdicts else {}
+
+    @property
+    def host_bound(self) -> list[Span]:
+        """The phases in which the device waits for the host."""
+        return [span for span, lag in self.lags.items() if lag.verdict == "host-bound" and span != "step"]

@@ -174,7 +174,7 @@ def _throughput(run: RunRecord) -> Throughput:
     per_token, recomputed = flops.per_token_flops, flops.recomputed_per_token_flops
     reason = run.window.tokens_reason or (None if rate else "tokens per batch unknown")
     if flops.peak_flops_per_s is None:
-        gpu = run.environment and run.environment.gpu.name
+        gpu = run.environment.gpu.name
         weights = f" with parameters in {run.model.dtype}" if run.model.dtype else ""
         reason = f"no datasheet peak known for {gpu or run.device_type} in {run.precision}{weights}"
     elif per_token is None:
@@ -197,9 +197,9 @@ def _throughput(run: RunRecord) -> Throughput:
 
 def host_bound_fraction(run: RunRecord) -> float | None:
     """Share of the step in phases whose lag verdict is `host-bound`; None without verdicts."""
-    if not run.probe.verdicts or run.probe.verdicts == PerPhase():
+    if not run.probe.lags:
         return None
-    bound = [span for span, lag in run.probe.verdicts.items() if lag.verdict == "host-bound" and span != "step"]
+    bound = run.probe.host_bound
     return math.fsum(summary.share_fraction or 0.0 for span, summary in run.phases.items() if span in bound)
 
 

@@ -217,7 +217,7 @@ FACT: Mapping[str, Fact] = {
         Fact("torch", "environment.versions.torch"),
         Fact("threads", "environment.flags.thread_count"),
         Fact("variables", _variables),
-        Fact("commit", lambda run: run.environment and commit_text(run.environment.code.project)),
+        Fact("commit", lambda run: commit_text(run.environment.code.project)),
         Fact("host", "environment.host.hostname"),
     )
 }  # fmt: skip

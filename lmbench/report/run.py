@@ -159,7 +159,7 @@ def environment_text(environment: RunEnvironment, device: object, with_code: boo
 
 def phase_table(run: RunRecord) -> Table:
     """The mean, spread and share of the step of each phase, in milliseconds, with the verdict of the lag probes."""
-    window, verdicts = run.window, run.probe.verdicts
+    window, lags = run.window, run.probe.lags
     columns = [
         Column("phase"),
         *(Column(name, _MS, f"{name}_s", is_extra=name in ("median", "min", "max")) for name in _STATISTICS),
@@ -171,8 +171,8 @@ def phase_table(run: RunRecord) -> Table:
         if (summary := run.phases.get(span)) is not None:
             times_s = [getattr(summary, f"{name}_s") for name in _STATISTICS]
             cells = [Cell(time_s, text=milliseconds(time_s, summary.std_s)) for time_s in times_s]
-            lag = verdicts.get(span) if verdicts else None
-            rows.append([span, *cells, summary.share_fraction, (lag and lag.verdict) or ""])
+            verdict = lags[span].verdict if span in lags else ""
+            rows.append([span, *cells, summary.share_fraction, verdict])
     clock, steps = _CLOCKS.get(run.clock or "", "device span"), "?" if window.steps is None else window.steps
     warmup = f"{window.warmup_steps} + {window.pace_steps}" if window.pace_steps else window.warmup_steps
     title = f"{clock} in ms, {steps} steps after {warmup} of warm-up"
@@ -238,10 +238,9 @@ def _speed(run: RunRecord) -> list[Line]:
 
 def _limit(run: RunRecord) -> str:
     """Whether the host or the device limits the step; empty where no probe step told."""
-    host_fraction, verdicts = host_bound_fraction(run), run.probe.verdicts
-    if host_fraction is None or verdicts is None:
+    host_fraction, waiting = host_bound_fraction(run), listed(*run.probe.host_bound)
+    if host_fraction is None:
         return ""
-    waiting = listed(*(span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span != "step"))
     if host_fraction >= _HOST_LIMITED_FRACTION:
         return f"the host: the device waits for it in {percent(host_fraction)} of the step ({waiting})"
     if waiting:
@@ -377,7 +376,7 @@ def _kernels(kernels: KernelSummary) -> list[Line]:
     if step is None or step.busy_s is None or step.window_s is None:
         return []
     busy = f"busy {milliseconds(step.busy_s)} of {milliseconds(step.window_s)} ms per step"
-    matmul_s = (step.kinds or {}).get("gemm_s")
+    matmul_s = step.kinds.get("gemm_s")
     lines = labelled("kernels", busy, matmul_s and f"{milliseconds(matmul_s)} ms of it matmul")
     if step.comm_s and step.comm_exposed_s is not None:
         exposed, hidden = milliseconds(step.comm_exposed_s), milliseconds(step.comm_s - step.comm_exposed_s)

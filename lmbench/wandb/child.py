@@ -98,8 +98,7 @@ def summary_of(record: RunRecord, outcome: str) -> Values:
     for status, name in (("fail", "failed"), ("warn", "warned")) if record.guards else ():
         names = [guard.name for guard in record.guards if guard.status == status]
         summary |= {f"guards/{name}_count": len(names), f"guards/{name}": ", ".join(names)}
-    for span, verdict in (record.probe.verdicts or {}).items():
-        summary[f"verdict/{span}"] = verdict.verdict
+    summary |= {f"verdict/{span}": lag.verdict for span, lag in record.probe.lags.items()}
     return {name: value for name, value in summary.items() if value is not None}
 
 
