@@ -26,7 +26,6 @@ from lmbench.errors import UsageError, tell
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import (
     detectable_fraction,
@@ -86,9 +85,9 @@ def measure_noise(values: Sequence[float]) -> Noise:
 
 def noise_facts(record: RunRecord) -> dict[str, str]:
     """The host, device and settings of a run, to which its floor belongs. Not its code, since comparisons change it."""
-    host, device = value_at(record, "environment.host.hostname"), value_at(record, "environment.gpu.name")
-    device = device or value_at(record, "environment.host.cpu_model")
-    facts = {"host": host, "device": device, **dict(sorted(settings(record).items()))}
+    environment = record.environment
+    known = {"host": environment.host.hostname, "device": environment.device_name}
+    facts = known | dict(sorted(settings(record).items()))
     return {name: as_text(value) for name, value in facts.items()}
 
 

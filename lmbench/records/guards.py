@@ -166,11 +166,10 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     """Guards of the window's and the probe steps' number, the sum of the steps, the ranks' pace, and MFU."""
     window, probe, rates = run.window, run.probe, run.throughput
     wall_s, count, total_s, has_ended = window.wall_s, window.steps, window.steps_sum_s, run.outcome == "ok"
-    lasted_s = (wall_s or 0.0) + (window.excluded_s or 0.0)
     requested_s = window.requested_s
     if requested_s is not None and window.pace_steps is not None:
         requested_s *= 1 - PACE_LIMIT_FRACTION
-    requests = ((count or 0, window.requested_steps), (lasted_s, requested_s))
+    requests = ((count or 0, window.requested_steps), (window.lasted_s, requested_s))
     missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
     was_agreed = window.pace_steps is not None and (count or 0) >= (window.requested_steps or 0)
     yield make_guard(
@@ -178,7 +177,6 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         missing if has_ended and count is not None else None,
         variant="empty" if not count else "ranks" if was_agreed else "",
         window=window,
-        lasted_s=lasted_s,
     )
     is_incomplete, error = _lacks(probe.is_complete) if has_ended else None, probe.error
     yield make_guard("probe_steps", is_incomplete, variant="error" if error else "", phase=error and error.phase)

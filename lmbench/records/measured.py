@@ -126,6 +126,11 @@ class Window:
     )
 
     @property
+    def lasted_s(self) -> float:
+        """Wall time of the window with its pauses; 0 where no window was completed."""
+        return (self.wall_s or 0.0) + (self.excluded_s or 0.0)
+
+    @property
     def step_tokens(self) -> float | None:
         """Mean tokens of a step over all ranks; None where tokens are not counted."""
         return self.tokens / self.steps if self.tokens and self.steps else None

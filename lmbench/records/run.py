@@ -141,6 +141,11 @@ class RunEnvironment:
     flags: Flags = part(Flags)
     variables: dict[str, str] | None = about("Environment variables from an allow-list; never a secret.")
 
+    @property
+    def device_name(self) -> str | None:
+        """The name of the GPU, or else of the processor."""
+        return self.gpu.name or self.host.cpu_model
+
 
 #: Version of the layout of run.json and steps.jsonl. Reading refuses any other version.
 SCHEMA_VERSION = 1
@@ -488,6 +493,11 @@ class RunRecord:
         """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
         cost = self.place.cost
         return (cost.total_s if cost else None) or 0.0
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks, 1 where it is not recorded."""
+        return self.world_size or 1
 
     @property
     def is_set_up(self) -> bool:

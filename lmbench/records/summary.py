@@ -170,7 +170,7 @@ def _throughput(run: RunRecord) -> Throughput:
     rate = tokens / wall_s if tokens and wall_s else None
     price = value_at(run, "config.measure.price_per_hour")
     # Share of the peak for each FLOP per token. Each rank has a device with this peak.
-    per_flop = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
+    per_flop = rate / flops.peak_flops_per_s / run.rank_count if rate and flops.peak_flops_per_s else None
     per_token, recomputed = flops.per_token_flops, flops.recomputed_per_token_flops
     reason = run.window.tokens_reason or (None if rate else "tokens per batch unknown")
     if flops.peak_flops_per_s is None:
@@ -191,7 +191,7 @@ def _throughput(run: RunRecord) -> Throughput:
         hfu_fraction=product(per_flop, None if per_token is None or recomputed is None else per_token + recomputed),
         mfu_reason=reason,
         joules_per_token=energy_j / tokens if energy_j is not None and rate and tokens else None,
-        price_per_token=price / 3600 * (run.world_size or 1) / rate if price and rate else None,
+        price_per_token=price / 3600 * run.rank_count / rate if price and rate else None,
     )
 
 

@@ -80,7 +80,7 @@ def input_lines(run: RunRecord) -> list[Line]:
 def endurance_lines(run: RunRecord) -> list[Line]:
     """The window's goodput where pauses interrupt it, the cost of checkpoints, and changes of the step time."""
     window = run.window
-    wall_s = (window.wall_s or 0.0) + (window.excluded_s or 0.0)
+    wall_s = window.lasted_s
     pauses = {"checkpoints": window.checkpoint_s, "validation": window.validation_s}
     told = [f"{name} {percent(seconds / wall_s)}" for name, seconds in pauses.items() if seconds and wall_s]
     goodput = f"{percent(window.goodput_fraction)} of the wall time is steps"

@@ -87,7 +87,7 @@ def banner(run: RunRecord) -> list[Line]:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
     accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
     compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
-    processor = environment.gpu.name or environment.host.cpu_model or "CPU"
+    processor = environment.device_name or "CPU"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     length = f"{window.requested_steps or window.steps or 'all'} steps"
     length += f" and {window.requested_s:g} s" if window.requested_s else ""
@@ -127,7 +127,7 @@ def banner(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "device",
-            f"{run.world_size} x {processor}" if (run.world_size or 1) > 1 else processor,
+            f"{run.rank_count} x {processor}" if run.rank_count > 1 else processor,
             power_w and f"power limit {whole(power_w)} W",
         ),
         *labelled("window", length, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),
@@ -350,7 +350,7 @@ def _cost(run: RunRecord) -> list[Line]:
     rate, price = run.throughput.tokens_per_s, run.throughput.price_per_token
     if not rate or not price:
         return []
-    devices = f"{duration(1e9 / rate)} on {run.world_size or 1} device(s)"
+    devices = f"{duration(1e9 / rate)} on {run.rank_count} device(s)"
     return labelled("cost", f"{1e9 * price:,.2f} for 10^9 tokens", devices)
 
 
