@@ -33,7 +33,7 @@ from lmbench.records.statistics import (
     ratio_from,
     std_of_logs,
 )
-from lmbench.records.store import write_whole
+from lmbench.records.store import write_or_refuse
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.facts import describe, is_notable
@@ -140,10 +140,7 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
     path = folder / NOISE_FILE
     ordered = sorted(entries, key=lambda entry: entry.metrics[STEP.name].floor_fraction)
     kept = {as_text(entry.facts): entry for entry in [*read_floors(folder), *ordered]}
-    try:
-        write_whole(path, indented_json(NoiseFile(2, list(kept.values()))))
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; --json prints the floors") from error
+    write_or_refuse(path, indented_json(NoiseFile(2, list(kept.values()))), "--json prints the floors")
     return path
 
 

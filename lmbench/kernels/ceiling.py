@@ -26,7 +26,7 @@ from lmbench.kernels.names import MATMUL
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, indented_json, read_packed
 from lmbench.records.run import RunEnvironment, RunRecord
-from lmbench.records.store import write_whole
+from lmbench.records.store import write_or_refuse
 from lmbench.report.answer import Answer, Line
 from lmbench.report.described import table
 from lmbench.report.units import whole
@@ -114,12 +114,11 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
             record = replace(record, collectives=before.collectives)
     text = indented_json(record)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    except OSError as error:
+        write_or_refuse(path, text, "the record is above")
+    except UsageError:
         # Print the record, so that a full or read-only disk does not lose the measurement.
         print(text, file=sys.stderr)
-        raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
+        raise
     return path
 
 

@@ -175,7 +175,7 @@ def write_or_refuse(path: Path, text: str, advice: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; {advice}") from error
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; {advice}") from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
