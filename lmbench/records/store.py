@@ -27,8 +27,6 @@ TRACEBACK_FILE = "traceback.txt"
 SWEEP_FILE = "sweep.json"
 #: A file of a tuning's folder that no other folder has. Each stage of the tuning is a sweep, or several, below it.
 TUNING_FILE = ".begun"
-#: Largest sweep.json that is read; it has 500 bytes per cell.
-MAX_SWEEP_BYTES = 64 * 2**20
 #: Folder of a sweep's runs, in the sweep's folder.
 RUNS_FOLDER = "runs"
 #: Table with a row for each cell, in the folder of a sweep that is done.
