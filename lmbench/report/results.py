@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
@@ -99,7 +100,7 @@ def read_sections(
         frame = frame.select(frame.ordered([*group_view.tables[0].rows, *frame.varying()]))
         sections.append(Section(group, group_view, frame, catalogue, note))
     # Sweeps of one name, such as those of two machines, go by their folders.
-    for _, same in groupby(groups, lambda group: group.name):
+    for _, same in groupby(sorted(groups, key=attrgetter("name")), attrgetter("name")):
         homes = {group.home: group for group in same if group.home}
         if len(homes) > 1:
             shared = os.path.commonpath(homes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from functools import partial
 
 import pytest
 from runs import ended, make_run, make_sweep, report_of, rows_of, section_of, table_of
@@ -156,14 +157,16 @@ def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
 
 
 def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from_where_it_lies(tmp_path, printed):
-    def change(run, _):
-        return {"replay_command": f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"}
+    def change(day, run, _):
+        command = f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"
+        return {"replay_command": command, "started_at": f"2026-11-0{day}T00:00:00+00:00"}
 
-    for machine in ("machine a", "b"):
-        home = make_sweep(tmp_path / machine / "s", change=change)
+    # Another sweep began between the two.
+    for day, (machine, name) in enumerate([("machine a", "s"), ("b", "other"), ("b", "s")], start=1):
+        home = make_sweep(tmp_path / machine / name, change=partial(change, day))
         (run, *_) = (home / "runs").iterdir()
         (run / "config.yaml").touch()
-    assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "b/s"}
+    assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "other", "b/s"}
     assert f"lmbench fit --config {run}/config.yaml" in printed(
         "report", tmp_path / "b", "--table=runs", "--format=csv"
     )
