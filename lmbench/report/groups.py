@@ -131,7 +131,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
             continue
         # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
         # further repeats, which come behind it, are no cell either.
-        cell = home, run.record.place.cell
+        cell = folder.parent, run.record.place.cell
         if run.record.place.search == "trial":
             trials.add(cell)
         elif cell not in trials:
