@@ -248,10 +248,10 @@ def parse_baseline(text: str, frame: Frame) -> Facts:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in frame.values:
             raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(frame.values))}")
-        # `highest` matches `highest (fp32)`.
+        # `highest` matches `highest (fp32)`, and `default` itself before `default regional`.
         matching = [known for known in frame.values[name] if f"{known} ".startswith(f"{value} ")]
         if not matching:
             choices = ", ".join(sorted(map(str, frame.values[name])))
             raise UsageError(f"baseline {name}={value}: no run has it; choose among {choices}")
-        facts[name] = matching[0]
+        facts[name] = min(matching, key=str)
     return facts
