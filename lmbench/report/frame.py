@@ -17,7 +17,18 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
 from lmbench.report.answer import Value
-from lmbench.report.facts import CONSEQUENCES, ENVIRONMENT, FACT, OF_SHAPE, Facts, describe, is_notable, plain, sort_key
+from lmbench.report.facts import (
+    CONSEQUENCES,
+    ENVIRONMENT,
+    FACT,
+    OF_SHAPE,
+    Facts,
+    describe,
+    first_known,
+    is_notable,
+    plain,
+    sort_key,
+)
 from lmbench.report.groups import Group, ReportedRun, reported
 
 #: A number of a run: the dotted name of a field of its record, a sum of fields (`a + b`), or a function of the record.
@@ -80,8 +91,7 @@ class MeasuredCell:
 
     def first(self, name: str) -> Any:
         """The first value that one of the runs, of any pass and outcome, has under this dotted name."""
-        values = (value_at(run.record, name) for run in self.runs)
-        return next((value for value in values if value is not None), None)
+        return first_known(*(value_at(run.record, name) for run in self.runs))
 
     def describe(self, names: Sequence[str]) -> str:
         """The named facts, as people say them; a precision without its float32 matmul as tables have it."""
