@@ -18,7 +18,6 @@ from lmbench.compare.noise import noise_floors
 from lmbench.compare.sides import STEP, read_side, split_usable
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
-from lmbench.records.schema import value_at
 from lmbench.records.statistics import logs_of, std_of_logs
 from lmbench.records.store import RESULTS, check_name, file_name
 from lmbench.records.vocabulary import MIN_REPEATS
@@ -91,7 +90,7 @@ def repeats_answer(
                 f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
                 f"is {repeats}"
             )
-        hosts = {value_at(run.record, "environment.host.hostname") for run in runs} - {None, platform.node()}
+        hosts = {run.record.environment.host.hostname for run in runs} - {None, platform.node()}
         if hosts and counts_host(runs):
             raise UsageError(
                 f"{earlier_name} was measured on {hosts.pop()}, and this is {platform.node()}, whose speed counts; "

@@ -19,7 +19,7 @@ from lmbench.masking import masked_message
 from lmbench.records.load import guards_by_name
 from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of
-from lmbench.records.schema import recorded, value_at
+from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
@@ -185,7 +185,7 @@ def _failures(frame: Frame) -> Iterator[str]:
     for cell in frame.cells:
         for run in cell.runs:
             if run.outcome != "ok":
-                message = run.damage or value_at(run.record, "error.message") or ""
+                message = run.damage or run.record.failure.message or ""
                 # The label has this word, too.
                 shortened = shorten(message.removeprefix(f"{INCORRECT}: "), 160, placeholder=" ...")
                 reason = listed(run.outcome_label, shortened, separator=": ")
@@ -235,7 +235,7 @@ def cells_table(
                 "sweep": section.group.name,
                 **{name: facts[cell].get(name) for name in names},
                 "outcome": first.outcome if first else "ok",
-                "reason": first.damage or value_at(first.record, "error.message") if first else None,
+                "reason": first.damage or first.record.failure.message if first else None,
                 "runs": len(cell.shown),
                 "ok_runs": len(cell.ok),
                 "failed_guards": "; ".join(guards_by_name(cell.ok, "fail")) or None,
