@@ -276,6 +276,13 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(swept
     assert any("2 cells, 4 runs (4 ok)" in line.text for line in section_of(home).headline)
 
 
+def test_a_sweep_file_as_large_as_a_sweep_reads_it_has_its_view(swept):
+    home = swept(view=table_of("peak_bytes"))
+    sweep = json.loads((home / "sweep.json").read_text())
+    (home / "sweep.json").write_text(json.dumps({**sweep, "environments": "x" * 40 * 2**20}))
+    assert [table.title for table in section_of(home).tables] == ["T"]
+
+
 def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
     section = section_of(make_sweep(tmp_path / "new", view=table_of("later")))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
