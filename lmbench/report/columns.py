@@ -20,10 +20,10 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
-from lmbench.records.field import Over
+from lmbench.records.field import Over, mean_of
 from lmbench.records.load import read_steps
 from lmbench.records.schema import SchemaField, fields, value_at
-from lmbench.records.statistics import CONFIDENCE, holm, mean_interval, ratio_of, sample_std
+from lmbench.records.statistics import CONFIDENCE, have_logs, holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
@@ -48,7 +48,7 @@ CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
 NAT = Unit(signed, "nat")
 _REDUCTIONS: Mapping[Over, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean, "harmonic mean": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
+    "mean": mean_of, "harmonic mean": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
 }  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _ratio(
     `over` names the mean, as in Quantity.
     """
     base_numbers, numbers = base.numbers(expression), [n * scale for n in cell.numbers(expression)]
-    if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
+    if not have_logs(base_numbers) or not have_logs(numbers):
         return None
     if cell == base:
         return Cell(1.0)

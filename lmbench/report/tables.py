@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from lmbench.records.load import guards_by_name
-from lmbench.records.statistics import ratio_of
+from lmbench.records.statistics import have_logs, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
@@ -183,7 +183,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
         note that there are too few processes to tell. Cells without a value are None.
     """
     samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
-    samples = {cell: numbers for cell, numbers in samples.items() if min(numbers, default=0) > 0}
+    samples = {cell: numbers for cell, numbers in samples.items() if have_logs(numbers)}
     ways = sorted(samples, key=lambda cell: fmean(samples[cell]))
     if not ways:
         return [None] * 5
@@ -215,11 +215,11 @@ def _rivals(
     """The cells that may be as good as the best one, each with `same` or `undecided`; None with too few processes.
 
     Welch's t compares the best cell with each other one, at 5 % over all rows (Bonferroni). Samples that are not
-    positive are not tested.
+    positive and finite are not tested.
     """
     if min(map(len, samples.values())) < MIN_REPEATS:
         return None
-    if min(map(min, samples.values())) <= 0:
+    if not all(map(have_logs, samples.values())):
         return {}
     verdicts = {
         cell: ratio_of(samples[best], numbers).verdict(GATE_FRACTION, row_count)

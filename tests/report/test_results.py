@@ -97,6 +97,25 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(swept):
     ]
 
 
+@pytest.mark.parametrize("ends", [["inf", "inf"], ["inf", "-inf"]])
+def test_infinite_numbers_are_shown_without_a_point_of_a_chart_or_a_verdict(ends, swept):
+    def change(run, repeat):
+        if run["data"]["batch_size"] == 4 or repeat == 2:
+            return {"scalars": {"mine": 1.0 + repeat}}
+        return {"scalars": {"mine": None}, "nonfinite": {"scalars.mine": ends[repeat]}}
+
+    chart = {"title": "Mine", "kind": "bars", "y": "scalars.mine", "x": "batch"}
+    answer = {"kind": "best", "y": "scalars.mine", "x": "batch"}
+    section = section_of(
+        swept(view=table_of("scalars.mine", charts=[chart], answers=[answer]), repeats=3, change=change)
+    )
+    assert [row[-1].text or str(row[-1].value) for row in section.tables[0].cells] == [
+        "2.0",
+        "inf" if ends[0] == ends[1] else "nan",
+    ]
+    assert [point["x"] for point in section.charts()[0].spec["data"]["values"]] == ["4"]
+
+
 def test_runs_of_one_process_are_one_sample(tmp_path):
     for index, step_s in enumerate([0.1, 0.11, 0.12]):
         make_run(tmp_path / str(index), {}, {"run_id": str(index), "pid": 7, STEP: step_s})
