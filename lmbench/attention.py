@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
-from lmbench.report.columns import Quantity, beside
+from lmbench.report.columns import Quantity
 from lmbench.report.frame import MeasuredCell
 from lmbench.report.units import GIB, PERCENT, Unit
 from lmbench.report.view import Feature
@@ -53,7 +53,7 @@ ATTENTION = Feature(
         # Computed from the shape, so a run that ran out of memory has it too.
         Quantity(
             "saved_by_shape_bytes", "saved by shape",
-            beside("memory.expected_saved_bytes"), GIB, None,
+            "memory.expected_saved_bytes", GIB, None,
         ),
     ),
     row_notes=_about,

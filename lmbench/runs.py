@@ -39,8 +39,8 @@ class Run(_load.StoredRun):
         return render(self.answer(), "terminal").strip("\n")
 
     def __repr__(self) -> str:
-        step = self.record.phases.step
-        mean = f", {milliseconds(step.mean_s)} ms a step" if step is not None else ""
+        mean_s = self.record.step.mean_s
+        mean = f", {milliseconds(mean_s)} ms a step" if mean_s is not None else ""
         return f"<lmbench.Run {self.run_id}: {self.outcome}{mean}>"
 
     def _repr_html_(self) -> str:

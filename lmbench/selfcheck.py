@@ -233,7 +233,7 @@ def verdicts(device: torch.device) -> Iterator[Truth]:
     }
     for name, blocks in cases.items():
         expected = "queued" if name.startswith("queue") else "host-bound"
-        forward = (measure(Planted(*blocks), device, LAGS).run.probe.verdicts or PerPhase()).forward
+        forward = measure(Planted(*blocks), device, LAGS).run.probe.lags.get("forward")
         measured = f"{forward.verdict} (min lag {(forward.min_lag_s or 0.0) * 1e3:.3f} ms)" if forward else "no verdict"
         yield Truth(name, forward is not None and forward.verdict == expected, expected, measured)
 

@@ -26,7 +26,6 @@ from lmbench.convergence.judgement import MAX_STEPS, MIN_STEPS, Curves, curves_o
 from lmbench.errors import ExitCode, UsageError
 from lmbench.python_process import SWEEP
 from lmbench.records.load import StoredRun
-from lmbench.records.measured import RunError
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.columns import first_steps
@@ -132,8 +131,7 @@ class Judge:
         sides = [[*by_round(read_side(f"{path}@{SIDE}={side}").runs).values()][:rounds] for side in "AB"]
         for run in chain(*sides):
             if run.outcome != "ok":
-                error = run.record.error or RunError()
-                raise UsageError(f"{run.path} ended with {error.ending(run.outcome)}")
+                raise UsageError(f"{run.path} ended with {run.record.failure.ending(run.outcome)}")
         return sides
 
     def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[list[StoredRun]]:

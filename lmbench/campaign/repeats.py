@@ -18,12 +18,11 @@ from lmbench.compare.noise import noise_floors
 from lmbench.compare.sides import STEP, read_side, split_usable
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
-from lmbench.records.schema import value_at
 from lmbench.records.statistics import logs_of, std_of_logs
 from lmbench.records.store import RESULTS, check_name, file_name
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
-from lmbench.report.results import report_on
+from lmbench.report.results import read_sections, report_on
 from lmbench.report.units import percent_short
 from lmbench.standard_output import result_alone, write_result
 from lmbench.sweep.file import CONFIG, Options, sweep_from
@@ -91,7 +90,7 @@ def repeats_answer(
                 f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
                 f"is {repeats}"
             )
-        hosts = {value_at(run.record, "environment.host.hostname") for run in runs} - {None, platform.node()}
+        hosts = {run.record.environment.host.hostname for run in runs} - {None, platform.node()}
         if hosts and counts_host(runs):
             raise UsageError(
                 f"{earlier_name} was measured on {hosts.pop()}, and this is {platform.node()}, whose speed counts; "
@@ -110,7 +109,7 @@ def repeats_answer(
     if earlier is not None:
         answer = comparison_answer(compare(earlier, str(path), tolerance))
         return answer.exit_code if quiet else answer
-    return code if quiet else report_on([path], make_catalogue())
+    return code if quiet else report_on(read_sections([path], make_catalogue()))
 
 
 def measured_noise(options: Options, repeats: int, results_dir: Path) -> Answer | int:

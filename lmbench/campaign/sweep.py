@@ -18,7 +18,7 @@ from lmbench.python_process import ProcessFailed
 from lmbench.records.load import find_runs
 from lmbench.records.store import CELLS_FILE, write_whole
 from lmbench.report.render import render
-from lmbench.report.results import report_on
+from lmbench.report.results import read_sections, report_on
 from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, Pace
@@ -171,7 +171,7 @@ class Sweep:
         later = upload_command(self._folder.path, filings)
         modes = {filing.mode for filing in filings}
         try:
-            cells = report_on([self._folder.path], make_catalogue())
+            cells = report_on(read_sections([self._folder.path], make_catalogue()))
             write_whole(self._folder.path / CELLS_FILE, render(cells, "csv"))
             if modes == {"offline"}:
                 write_new(find_runs([self._folder.runs]))

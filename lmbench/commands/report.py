@@ -37,8 +37,8 @@ def report(
         raise UsageError("--publish shows each study by its own view; leave out the other options")
     from lmbench.catalogue import make_catalogue
     from lmbench.report.publishing import publish as publish_results
-    from lmbench.report.results import report_on
+    from lmbench.report.results import read_sections, report_on
 
     if publish is not None:
         return publish_results(results, make_catalogue(), publish)
-    return report_on(results, make_catalogue(reference), view, baseline, over)
+    return report_on(read_sections(results, make_catalogue(reference), view, baseline, over))

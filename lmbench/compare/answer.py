@@ -89,7 +89,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
 
 def _named(side: Side) -> str:
     """A side as it was given, after the revision, Python or variables in which all of its runs ran."""
-    environments = {run.record.sweep and run.record.sweep.environment for run in side.runs}
+    environments = {run.record.place.environment for run in side.runs}
     return listed(*environments, side.given, separator=": ") if len(environments) == 1 else side.given
 
 

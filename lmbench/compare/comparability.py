@@ -122,8 +122,7 @@ def differences_within(runs: Runs, facts: Iterable[str]) -> list[str]:
 def counts_host(runs: Runs) -> bool:
     """Whether the host's speed is part of the measurement: on a CPU, and on a GPU unless the probe of every phase found
     work queued at its end."""
-    probed = [run.record.probe.verdicts for run in runs if run.record.probe.verdicts]
-    verdicts = {lag.verdict for lags in probed for _, lag in lags.items()}
+    verdicts = {lag.verdict for run in runs for lag in run.record.probe.lags.values()}
     return verdicts != {"queued"} or not all(run.record.is_on_gpu for run in runs)
 
 

@@ -41,7 +41,6 @@ from lmbench.compare.sides import (
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun, guards_by_name, is_run_folder, load_known, process_of
 from lmbench.records.named import repeat_command, shown_path, sweep_of
-from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
     CONFIDENCE,
@@ -352,7 +351,7 @@ def slow_processes(a: Runs, b: Runs, ratio: Ratio) -> list[SlowProcess]:
     slow = []
     for index in np.flatnonzero(np.abs(excess) > limit).tolist():
         side, run = ("B", b[index]) if excess[index] > 0 else ("A", a[index])
-        number, fraction = 1 + (value_at(run.record, "sweep.repeat") or 0), ratio_from(abs(excess[index])) - 1
+        number, fraction = 1 + (run.record.place.repeat or 0), ratio_from(abs(excess[index])) - 1
         slow.append(SlowProcess(side, number, run.run_id, fraction))
     return slow
 

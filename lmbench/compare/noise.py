@@ -26,7 +26,6 @@ from lmbench.errors import UsageError, tell
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import (
     detectable_fraction,
@@ -34,7 +33,7 @@ from lmbench.records.statistics import (
     ratio_from,
     std_of_logs,
 )
-from lmbench.records.store import write_whole
+from lmbench.records.store import write_or_refuse
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.facts import describe, is_notable
@@ -86,9 +85,9 @@ def measure_noise(values: Sequence[float]) -> Noise:
 
 def noise_facts(record: RunRecord) -> dict[str, str]:
     """The host, device and settings of a run, to which its floor belongs. Not its code, since comparisons change it."""
-    host, device = value_at(record, "environment.host.hostname"), value_at(record, "environment.gpu.name")
-    device = device or value_at(record, "environment.host.cpu_model")
-    facts = {"host": host, "device": device, **dict(sorted(settings(record).items()))}
+    environment = record.environment
+    known = {"host": environment.host.hostname, "device": environment.device_name}
+    facts = known | dict(sorted(settings(record).items()))
     return {name: as_text(value) for name, value in facts.items()}
 
 
@@ -141,10 +140,7 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
     path = folder / NOISE_FILE
     ordered = sorted(entries, key=lambda entry: entry.metrics[STEP.name].floor_fraction)
     kept = {as_text(entry.facts): entry for entry in [*read_floors(folder), *ordered]}
-    try:
-        write_whole(path, indented_json(NoiseFile(2, list(kept.values()))))
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; --json prints the floors") from error
+    write_or_refuse(path, indented_json(NoiseFile(2, list(kept.values()))), "--json prints the floors")
     return path
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +16,14 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.load import StoredRun, find_runs, load_known, process_of
-from lmbench.records.measured import PhaseSummary, RunError
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import fields, value_at
+from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import Floats, logs_of, trimean
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE, Values
+from lmbench.report.frame import Expression, number_of
 
 Runs = Sequence[StoredRun]
 #: The runs of A, and those of B.
@@ -37,7 +37,7 @@ SIZE_WORDS = ("larger", "smaller")
 def typical_step_s(record: RunRecord) -> float | None:
     """Seconds of a typical step of this process: the trimean of the window's steps, or their mean where no quartiles
     were recorded. None for a window without steps."""
-    step = record.phases.step or PhaseSummary()
+    step = record.step
     if step.p25_s is None or step.median_s is None or step.p75_s is None:
         return mean_step_s(record)
     return trimean(step.p25_s, step.median_s, step.p75_s)
@@ -49,7 +49,7 @@ def mean_step_s(record: RunRecord) -> float | None:
     Where the window has skipped or short steps, which no statistic includes, it is the mean of the other steps. None
     for a window without steps.
     """
-    window, step = record.window, record.phases.step or PhaseSummary()
+    window, step = record.window, record.step
     if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
         return None
     if window.skipped_count or window.short_count:
@@ -58,23 +58,19 @@ def mean_step_s(record: RunRecord) -> float | None:
 
 
 class Metric(NamedTuple):
-    """A figure of one run: its name in a comparison, its title in tables, and a field of the record.
-
-    The field determines the unit, and the value unless there is a function to compute it.
-    """
+    """A figure of one run: its name in a comparison, which ends in its unit, its title in tables, and its number."""
 
     name: str
     title: str
-    field: str
-    compute: Callable[[RunRecord], float | None] | None = None
+    expression: Expression
 
     @property
     def unit(self) -> str:
-        return fields("run")[self.field].unit
+        return self.name.rpartition("_")[2]
 
     def of(self, record: RunRecord) -> float | None:
         """The run's value; None where it has none, or one that is infinite or not above 0 and so has no logarithm."""
-        value = value_at(record, self.field) if self.compute is None else self.compute(record)
+        value = number_of(record, self.expression)
         return value if value is not None and 0 < value < math.inf else None
 
     def difference(self, a: StoredRun, b: StoredRun) -> float:
@@ -90,8 +86,8 @@ class Metric(NamedTuple):
         return values if len(values) == len(runs) else []
 
 
-STEP = Metric("step_s", "step", "phases.step.median_s", typical_step_s)
-MEAN_STEP = Metric("mean_step_s", "mean step", "window.wall_s", mean_step_s)
+STEP = Metric("step_s", "step", typical_step_s)
+MEAN_STEP = Metric("mean_step_s", "mean step", mean_step_s)
 METRICS = (
     STEP,
     MEAN_STEP,
@@ -169,10 +165,8 @@ def read_side(text: str) -> Side:
 
 def _axes(record: RunRecord) -> Values | None:
     """The values of a run on the axes of its sweep, the environment among them; None for a run outside a sweep."""
-    sweep = record.sweep
-    if sweep is None or sweep.axes is None:
-        return None
-    return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
+    axes, environment = record.place.axes, record.place.environment
+    return axes if axes is None or environment is None else {**axes, "environment": environment}
 
 
 def _settings_and_axes(run: StoredRun) -> Values:
@@ -201,7 +195,7 @@ def split_usable(runs: Runs, takes_failed: bool = True) -> tuple[list[StoredRun]
         same = usable.get(process_of(run))
         failed = next((guard for guard in run.record.guards if guard.status == "fail"), None)
         if run.outcome != "ok":
-            reason = f"outcome {(run.record.error or RunError()).ending(run.outcome)}"
+            reason = f"outcome {run.record.failure.ending(run.outcome)}"
         elif STEP.of(run.record) is None:
             reason = "empty window: no step was measured"
         elif same is not None:
@@ -223,8 +217,7 @@ def by_round(runs: Runs) -> dict[tuple[int, str], StoredRun]:
     """Runs by round and host: two runs of a round that was continued on another host are no pair."""
     rounds = {}
     for run in runs:
-        repeat, host = value_at(run.record, "sweep.repeat"), value_at(run.record, "environment.host.hostname")
-        rounds[repeat or 0, host or ""] = run
+        rounds[run.record.place.repeat or 0, run.record.environment.host.hostname or ""] = run
     return rounds
 
 
@@ -244,7 +237,7 @@ def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
 
 def share_servers(runs: Runs) -> bool:
     """Whether one server forked runs of several rounds, so that its address layout may outlive a round."""
-    pids = [value_at(run.record, "sweep.server_pid") for run in runs]
+    pids = [run.record.place.server_pid for run in runs]
     return None not in pids and len({*pids}) < len(pids)
 
 
@@ -254,8 +247,8 @@ def are_rounds(a: Runs, b: Runs) -> bool:
     Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
     """
     folders = {run.path.parent for run in (*a, *b)}
-    names = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in side} for side in (a, b)]
-    has_order = all(value_at(run.record, "sweep.position") is not None for run in (*a, *b))
+    names = [{as_text((run.record.place.axes or {}).get(SIDE)) for run in side} for side in (a, b)]
+    has_order = all(run.record.place.position is not None for run in (*a, *b))
     return has_order and len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 
 

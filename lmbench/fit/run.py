@@ -157,7 +157,7 @@ def _measure(
     is_first, recorder = rank_of_process() == 0, measurement.recorder
     tell_stack()
     failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
-    count, is_of_other_rank = recorder.run.world_size or 1, False
+    count, is_of_other_rank = recorder.run.rank_count, False
     if failure is not None:
         leave_group()
     if is_first and failure is not None and recorder.folder is not None and count > 1 and not is_watched():

@@ -49,12 +49,12 @@ def bounds_answer(source: str) -> Answer:
             f"no collectives of this run's machine lie beside {source!r}; `lmbench ceiling --collectives` measures them"
         )
     path, ceiling = found
-    ranks = run.world_size or 1
+    ranks = run.rank_count
     if ranks == 1:
         ranks = max(rate.ranks for rate in ceiling.collectives)
     rows = _rows(run, ceiling, ranks)
     return Answer(
-        [Line("run", f"{loaded.path.name}, strategy {_strategy(run)}, ranks {run.world_size or 1}")],
+        [Line("run", f"{loaded.path.name}, strategy {_strategy(run)}, ranks {run.rank_count}")],
         [table("kernels/bounds", rows, ranks=ranks, tokens=f"{_tokens(run):,.0f}")],
         [Line("ceiling", str(path), is_whole=True)],
     )
@@ -66,7 +66,7 @@ def _strategy(run: RunRecord) -> str:
 
 def _tokens(run: RunRecord) -> float:
     """Tokens of a rank in a step."""
-    return (run.window.step_tokens or 0.0) / (run.data_parallel_size or run.world_size or 1)
+    return (run.window.step_tokens or 0.0) / (run.data_parallel_size or run.rank_count)
 
 
 def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> pd.DataFrame:

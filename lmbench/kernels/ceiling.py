@@ -26,7 +26,7 @@ from lmbench.kernels.names import MATMUL
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, indented_json, read_packed
 from lmbench.records.run import RunEnvironment, RunRecord
-from lmbench.records.store import write_whole
+from lmbench.records.store import write_or_refuse
 from lmbench.report.answer import Answer, Line
 from lmbench.report.described import table
 from lmbench.report.units import whole
@@ -114,17 +114,16 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
             record = replace(record, collectives=before.collectives)
     text = indented_json(record)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    except OSError as error:
+        write_or_refuse(path, text, "the record is above")
+    except UsageError:
         # Print the record, so that a full or read-only disk does not lose the measurement.
         print(text, file=sys.stderr)
-        raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
+        raise
     return path
 
 
 def _device(environment: RunEnvironment) -> str:
-    return environment.gpu.name or environment.host.cpu_model or "cpu"
+    return environment.device_name or "cpu"
 
 
 def find_ceiling(folder: Path, environment: RunEnvironment | None) -> tuple[Path, CeilingRecord] | None:
@@ -161,7 +160,7 @@ def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
 
 def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     """The answer of `lmbench ceiling`: each kind of work beside its datasheet rate, and the path of the record."""
-    gpu, host, rates = record.environment.gpu, record.environment.host, record.rates
+    gpu, rates = record.environment.gpu, record.rates
     limit = f", power limit {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
     rows = pd.DataFrame(map(as_dict, rates)).astype(object)
     rows["sheet"] = [datasheet_rate(gpu.name, rate.name) for rate in rates]
@@ -180,7 +179,7 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
         largest_bytes = collectives.groupby(["collective", "ranks"]).message_bytes.max()
         if largest_bytes.min() < 0.9 * MESSAGES_BYTES[-1]:
             notes.append(Line("left out", "larger messages, which would take longer than --budget allows"))
-    device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
+    device = f"{record.environment.device_name}{limit}, torch {record.environment.versions.torch}"
     return Answer([Line("device", device)], tables, notes, figures=as_dict(record))
 
 
@@ -236,7 +235,7 @@ def _roofline_rows(findings: KernelFindings, run: RunRecord) -> tuple[pd.DataFra
     of its kernels, the `work` in FLOPs or bytes (missing where it is unknown), and the `unit` that tables show.
     """
     work, flops, window, model = findings.work, run.flops, run.window, run.model
-    tokens = (window.step_tokens or 0.0) / (run.world_size or 1)
+    tokens = (window.step_tokens or 0.0) / run.rank_count
     full = flops.per_token_flops or np.nan
     causal = flops.causal_per_token_flops or np.nan
     # FLOPs per token times this are the FLOPs of one forward pass.

@@ -11,7 +11,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
-from lmbench.report.columns import CHANGE, STEP, Quantity, beside
+from lmbench.report.columns import CHANGE, STEP, Quantity
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame, MeasuredCell
 from lmbench.report.run import what_sets
@@ -114,7 +114,7 @@ COLUMNS: tuple[Quantity, ...] = (
         column
         for span in SHARED_SPANS[:2]
         for column in (
-            Quantity(f"{span}_busy_s", f"{span}, device busy", beside(f"kernels.phases.{span}.busy_s"), MS, None),
+            Quantity(f"{span}_busy_s", f"{span}, device busy", f"kernels.phases.{span}.busy_s", MS, None),
             Quantity(
                 f"{span}_{_RATIO}", "softmax / matmul, time", f"kernels.attention.{span}.{_RATIO}",
                 Unit("{:.2f}".format),

@@ -79,10 +79,9 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
         return phases
     # Nothing tells why kernels without launches ran.
     is_judged = (phases.window_s > _LONG_FRACTION * phases.window_s.sum()) & (phases.index != UNLINKED)
-    lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     rows = []
     for phase, clock in phases.iterrows():
-        lag, verdict, advice = lag_verdicts.get(phase, LagVerdict()), None, None
+        lag, verdict, advice = run.probe.lags.get(phase, LagVerdict()), None, None
         if is_judged[phase]:
             verdict, case = verdict_of(clock), _Case(str(phase), clock, waits[waits.phase == phase], work, run)
             advice = _advice(verdict, case)

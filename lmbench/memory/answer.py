@@ -23,7 +23,6 @@ from lmbench.memory.fragmentation import expandable_bytes, gaps
 from lmbench.memory.plan import MemoryPlan, PlanPoint, plan_after
 from lmbench.memory.timeline import memory_chart
 from lmbench.python_process import ProcessFailed
-from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import STEP, Values
 from lmbench.report.answer import Answer, Chart, Line, Table, guard_lines
@@ -168,7 +167,7 @@ def shortage_answer(run: RunRecord, config: Path) -> Answer:
 
     `config` is the configuration in the run's folder.
     """
-    error, refused = run.error or RunError(), run.memory.refused
+    error, refused = run.failure, run.memory.refused
     message = error.brief or "nothing more is known"
     lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
     if refused is not None:

@@ -127,9 +127,9 @@ def measured_step(run: StoredRun, predicted_bytes: float | None = None) -> Measu
         run: the run.
         predicted_bytes: what a plan had predicted that the allocator reserves.
     """
-    recipe, memory, step = recipe_of(run), run.record.memory, run.record.phases.step
+    recipe, memory, step = recipe_of(run), run.record.memory, run.record.step
     has_few_blocks = value_at(run.record, "config.measure.blocks") is not None
-    if recipe is None or has_few_blocks or run.outcome != "ok" or step is None or not step.median_s:
+    if recipe is None or has_few_blocks or run.outcome != "ok" or not step.median_s:
         return None
     peak_bytes, reserved_bytes = memory.run_peak_allocated_bytes or 0, memory.run_peak_reserved_bytes or 0
     missed_bytes = reserved_bytes - predicted_bytes if predicted_bytes is not None and reserved_bytes else 0.0

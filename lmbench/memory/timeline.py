@@ -13,7 +13,7 @@ from lmbench.memory.findings import Findings
 from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
 from lmbench.report.charts import colour, template
-from lmbench.report.columns import Quantity, beside
+from lmbench.report.columns import Quantity
 from lmbench.report.frame import MeasuredCell
 from lmbench.report.units import GIB, PERCENT, gib
 from lmbench.report.view import Feature
@@ -82,11 +82,11 @@ def _no_history(cell: MeasuredCell) -> list[str]:
 
 MEMORY = Feature(
     columns=(
-        Quantity("predicted_peak_bytes", "predicted", beside("memory_prediction.peak_allocated_bytes"), GIB, None),
-        Quantity("prediction_error_fraction", "error", beside("memory_prediction.error_fraction"), PERCENT, None),
-        Quantity("history_peak_bytes", "history's peak", beside("memory_history.peak_allocated_bytes"), GIB, None),
+        Quantity("predicted_peak_bytes", "predicted", "memory_prediction.peak_allocated_bytes", GIB, None),
+        Quantity("prediction_error_fraction", "error", "memory_prediction.error_fraction", PERCENT, None),
+        Quantity("history_peak_bytes", "history's peak", "memory_history.peak_allocated_bytes", GIB, None),
         *(
-            Quantity(f"peak_{name}_bytes", title, beside(f"memory_history.categories.{name}_bytes"), GIB, None)
+            Quantity(f"peak_{name}_bytes", title, f"memory_history.categories.{name}_bytes", GIB, None)
             for name, title in CATEGORY_LABELS.items()
         ),
     ),

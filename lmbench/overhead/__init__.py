@@ -116,7 +116,7 @@ def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> An
     ]  # fmt: skip
     rounds, (first, *_) = len(times_s), pairs
     environment = pilot.environment
-    machine = environment_text(environment, environment.gpu.name or environment.host.cpu_model, with_code=True)
+    machine = environment_text(environment, environment.device_name, with_code=True)
     turns = min(pair.turns for pair in pairs)
     how = f"in {turns} turns" if turns else "one after the other"
     title = f"{rounds} rounds of {first.steps} steps (warm-up {pilot.window.warmup_steps}), each arm and bare {how}"
@@ -238,7 +238,7 @@ def measure_arm(arm: Arm, options: list[str], folder: Path, **process: Any) -> A
         if not window.steps or window.wall_s is None:
             raise ProcessFailed(f"{arm}: its result has no window")
         # The harness costs its pauses, too.
-        step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
+        step_s = window.lasted_s / window.steps
         return ArmWindow(window.steps, step_s, record.loss.first, record.loss.last)
     file = folder.with_suffix(".json")
     file.parent.mkdir(exist_ok=True)

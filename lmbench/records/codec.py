@@ -37,7 +37,8 @@ MAX_DEPTH = 50
 #: Whole numbers outside of [-2^63, 2^63) are refused, since the largest ones cannot become floats, and so are numbers
 #: that a change of their unit could make infinite.
 _MAX_WHOLE, _MAX_NUMBER = 2**63, 1e200
-_MAX_UNPACKED_BYTES = 32 * 2**20
+#: Largest file that `read_packed` reads, unpacked: a sweep.json has 500 bytes per cell.
+MAX_PACKED_BYTES = 64 * 2**20
 _STEP_FIELDS = tuple(entry.name for entry in fields(StepRecord))
 _step_values = attrgetter(*_STEP_FIELDS)
 _STEP = msgspec.json.Decoder(StepRecord)
@@ -99,13 +100,13 @@ def decode(data: bytes, kind: type[R]) -> R:
 
 
 def read_packed(path: Path, kind: type[R]) -> R:
-    """A record from a file of JSON, gzipped or plain, of at most 32 MiB unpacked.
+    """A record from a file of JSON, gzipped or plain, of at most 64 MiB unpacked.
 
     Raises:
         DamagedRecord: the file cannot be read, is not JSON, or a field has the wrong type.
     """
     try:
-        return decode(read_file(path, _MAX_UNPACKED_BYTES, unpacks=True), kind)
+        return decode(read_file(path, MAX_PACKED_BYTES, unpacks=True), kind)
     except Unreadable as error:
         raise DamagedRecord(f"{path.name} is not read: {error}") from error
 

@@ -8,6 +8,8 @@ for the phase that the field belongs to. A part that occurs more than once names
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,7 +80,7 @@ class About:
 
 def mean_of(values: Sequence[float]) -> float:
     """The mean; nan for infinities of both signs, for which `statistics.fmean` raises."""
-    return sum(values) / len(values)
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
 
 
 def about(

@@ -166,11 +166,10 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     """Guards of the window's and the probe steps' number, the sum of the steps, the ranks' pace, and MFU."""
     window, probe, rates = run.window, run.probe, run.throughput
     wall_s, count, total_s, has_ended = window.wall_s, window.steps, window.steps_sum_s, run.outcome == "ok"
-    lasted_s = (wall_s or 0.0) + (window.excluded_s or 0.0)
     requested_s = window.requested_s
     if requested_s is not None and window.pace_steps is not None:
         requested_s *= 1 - PACE_LIMIT_FRACTION
-    requests = ((count or 0, window.requested_steps), (lasted_s, requested_s))
+    requests = ((count or 0, window.requested_steps), (window.lasted_s, requested_s))
     missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
     was_agreed = window.pace_steps is not None and (count or 0) >= (window.requested_steps or 0)
     yield make_guard(
@@ -178,7 +177,6 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         missing if has_ended and count is not None else None,
         variant="empty" if not count else "ranks" if was_agreed else "",
         window=window,
-        lasted_s=lasted_s,
     )
     is_incomplete, error = _lacks(probe.is_complete) if has_ended else None, probe.error
     yield make_guard("probe_steps", is_incomplete, variant="error" if error else "", phase=error and error.phase)
@@ -234,7 +232,7 @@ def busy_machine(run: RunRecord) -> Guard:
 
 def _step_times(run: RunRecord) -> Iterator[Guard]:
     """Guards of the step times' trend and spread, of time outside all phases, and of hidden synchronizes."""
-    step = run.phases.step or PhaseSummary()
+    step = run.step
     drift, chance = step.trend_fraction or 0.0, step.trend_p
     variant = ""
     if chance is not None and chance < TREND_P:
@@ -244,7 +242,7 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("spread", step.cv_fraction, variant="outliers" if outliers else "", outliers=outliers)
 
     syncs = run.probe.hidden_syncs
-    verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
+    verdicts = {lag.verdict for lag in run.probe.lags.values()}
     is_device_bound = run.is_on_gpu and verdicts == {"queued"} and not run.unseen_phases
     other = run.phases.other or PhaseSummary()
     hooks = [owned for owned in run.host_time.owners_within("other", other.mean_s or 0.0) if owned.owner != HARNESS]
@@ -301,7 +299,7 @@ def _other_processes(run: RunRecord) -> int | None:
 def _device(run: RunRecord) -> Iterator[Guard]:
     """Guards of the GPU's clock, of other processes on the GPU, and of the allocator."""
     state, memory = run.device_state, run.memory
-    limit_w = run.environment and run.environment.gpu.power_limit_w
+    limit_w = run.environment.gpu.power_limit_w
     cap = f"its power limit of {limit_w:.0f} W" if limit_w else "its power limit"
     yield make_guard("power_cap", state.power_capped_fraction, cap=cap)
     yield make_guard("thermal_cap", state.thermal_capped_fraction, celsius=state.close.temperature_c or 0.0)

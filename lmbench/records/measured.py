@@ -33,7 +33,7 @@ from lmbench.records.field import (
     part,
     record,
 )
-from lmbench.records.vocabulary import INCORRECT
+from lmbench.records.vocabulary import INCORRECT, Span
 
 Status = Literal["pass", "warn", "fail", "n/a"]
 
@@ -124,6 +124,11 @@ class Window:
     identity_error_fraction: Fraction = about(
         "Difference between the sum of the steps and the window, with its sign: (`steps_sum_s` - `wall_s`) / `wall_s`."
     )
+
+    @property
+    def lasted_s(self) -> float:
+        """Wall time of the window with its pauses; 0 where no window was completed."""
+        return (self.wall_s or 0.0) + (self.excluded_s or 0.0)
 
     @property
     def step_tokens(self) -> float | None:
@@ -528,3 +533,13 @@ class Probe:
     )
     verdicts: PerPhase[LagVerdict] | None = None
     training: TrainingFacts | None = None
+
+    @property
+    def lags(self) -> dict[Span, LagVerdict]:
+        """The verdict on each phase that probe steps judged."""
+        return dict(self.verdicts.items()) if self.verdicts else {}
+
+    @property
+    def host_bound(self) -> list[Span]:
+        """The phases in which the device waits for the host."""
+        return [span for span, lag in self.lags.items() if lag.verdict == "host-bound" and span != "step"]

@@ -141,6 +141,11 @@ class RunEnvironment:
     flags: Flags = part(Flags)
     variables: dict[str, str] | None = about("Environment variables from an allow-list; never a secret.")
 
+    @property
+    def device_name(self) -> str | None:
+        """The name of the GPU, or else of the processor."""
+        return self.gpu.name or self.host.cpu_model
+
 
 #: Version of the layout of run.json and steps.jsonl. Reading refuses any other version.
 SCHEMA_VERSION = 1
@@ -469,10 +474,30 @@ class RunRecord:
     dtypes: DtypeRecord | None = None
 
     @property
+    def step(self) -> PhaseSummary:
+        """The statistics of the step, empty where no step was measured."""
+        return self.phases.step or PhaseSummary()
+
+    @property
+    def failure(self) -> RunError:
+        """The exception that ended the run, empty without one."""
+        return self.error or RunError()
+
+    @property
+    def place(self) -> SweepPlace:
+        """The run's place in its sweep, empty outside a sweep."""
+        return self.sweep or SweepPlace()
+
+    @property
     def cost_s(self) -> float:
         """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
-        cost = self.sweep.cost if self.sweep else None
+        cost = self.place.cost
         return (cost.total_s if cost else None) or 0.0
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks, 1 where it is not recorded."""
+        return self.world_size or 1
 
     @property
     def is_set_up(self) -> bool:

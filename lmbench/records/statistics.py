@@ -242,12 +242,16 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(logs_of(values).mean())
 
 
+def have_logs(values: Sequence[float]) -> bool:
+    """Whether there are values, and all are finite and above 0."""
+    return len(values) > 0 and all(0 < value < math.inf for value in values)
+
+
 def logs_of(values: Sequence[float]) -> Floats:
     """The logarithms of values. Raises ValueError for no value at all, and for one not finite or not above 0."""
-    array = np.asarray(values, dtype=float)
-    if not array.size or not ((array > 0) & np.isfinite(array)).all():
+    if not have_logs(values):
         raise ValueError("a ratio takes values above 0 on both sides")
-    logs: Floats = np.log(array)
+    logs: Floats = np.log(np.asarray(values, dtype=float))
     return logs
 
 

@@ -27,8 +27,6 @@ TRACEBACK_FILE = "traceback.txt"
 SWEEP_FILE = "sweep.json"
 #: A file of a tuning's folder that no other folder has. Each stage of the tuning is a sweep, or several, below it.
 TUNING_FILE = ".begun"
-#: Largest sweep.json that is read; it has 500 bytes per cell.
-MAX_SWEEP_BYTES = 64 * 2**20
 #: Folder of a sweep's runs, in the sweep's folder.
 RUNS_FOLDER = "runs"
 #: Table with a row for each cell, in the folder of a sweep that is done.
@@ -175,7 +173,7 @@ def write_or_refuse(path: Path, text: str, advice: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; {advice}") from error
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; {advice}") from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -170,11 +170,11 @@ def _throughput(run: RunRecord) -> Throughput:
     rate = tokens / wall_s if tokens and wall_s else None
     price = value_at(run, "config.measure.price_per_hour")
     # Share of the peak for each FLOP per token. Each rank has a device with this peak.
-    per_flop = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
+    per_flop = rate / flops.peak_flops_per_s / run.rank_count if rate and flops.peak_flops_per_s else None
     per_token, recomputed = flops.per_token_flops, flops.recomputed_per_token_flops
     reason = run.window.tokens_reason or (None if rate else "tokens per batch unknown")
     if flops.peak_flops_per_s is None:
-        gpu = run.environment and run.environment.gpu.name
+        gpu = run.environment.gpu.name
         weights = f" with parameters in {run.model.dtype}" if run.model.dtype else ""
         reason = f"no datasheet peak known for {gpu or run.device_type} in {run.precision}{weights}"
     elif per_token is None:
@@ -191,15 +191,15 @@ def _throughput(run: RunRecord) -> Throughput:
         hfu_fraction=product(per_flop, None if per_token is None or recomputed is None else per_token + recomputed),
         mfu_reason=reason,
         joules_per_token=energy_j / tokens if energy_j is not None and rate and tokens else None,
-        price_per_token=price / 3600 * (run.world_size or 1) / rate if price and rate else None,
+        price_per_token=price / 3600 * run.rank_count / rate if price and rate else None,
     )
 
 
 def host_bound_fraction(run: RunRecord) -> float | None:
     """Share of the step in phases whose lag verdict is `host-bound`; None without verdicts."""
-    if not run.probe.verdicts or run.probe.verdicts == PerPhase():
+    if not run.probe.lags:
         return None
-    bound = [span for span, lag in run.probe.verdicts.items() if lag.verdict == "host-bound" and span != "step"]
+    bound = run.probe.host_bound
     return math.fsum(summary.share_fraction or 0.0 for span, summary in run.phases.items() if span in bound)
 
 

@@ -25,7 +25,7 @@ _BESIDE = {
 
 def owner_lines(run: RunRecord) -> list[Line]:
     """A line for each phase in which hooks, logging, the loader or the collector take a notable share of the step."""
-    step, lines = run.phases.step or PhaseSummary(), list[Line]()
+    step, lines = run.step, list[Line]()
     for phase in PHASES:
         summary = run.phases.get(phase) or PhaseSummary()
         owners = [
@@ -41,8 +41,8 @@ def owner_lines(run: RunRecord) -> list[Line]:
 
 def input_lines(run: RunRecord) -> list[Line]:
     """Whether the loader or the model limits the step, who makes a batch, and the settings that end the waiting."""
-    facts, step = run.input_pipeline, run.phases.step
-    if facts is None or step is None or not step.mean_s:
+    facts, step = run.input_pipeline, run.step
+    if facts is None or not step.mean_s:
         return []
     if facts.reason or facts.resident_step_s is None:
         return [Line("input", f"not measured: {facts.reason or 'the step without a loader is unknown'}")]
@@ -80,7 +80,7 @@ def input_lines(run: RunRecord) -> list[Line]:
 def endurance_lines(run: RunRecord) -> list[Line]:
     """The window's goodput where pauses interrupt it, the cost of checkpoints, and changes of the step time."""
     window = run.window
-    wall_s = (window.wall_s or 0.0) + (window.excluded_s or 0.0)
+    wall_s = window.lasted_s
     pauses = {"checkpoints": window.checkpoint_s, "validation": window.validation_s}
     told = [f"{name} {percent(seconds / wall_s)}" for name, seconds in pauses.items() if seconds and wall_s]
     goodput = f"{percent(window.goodput_fraction)} of the wall time is steps"

@@ -4,11 +4,13 @@ cell that has no value. The parts that all charts of a kind share are in charts.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from textwrap import wrap
+from typing import Any
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
@@ -133,10 +135,14 @@ def _rows(points: Points, title: str) -> Spec:
     return {**spec, "height": {"step": _ROW_PX + _LINE_PX * most}}
 
 
+def _is_drawn(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:
     """By cell its value in the column's unit with the interval between processes, or its outcome, with a tooltip.
 
-    A cell that ended well but has no value has no point.
+    A cell that ended well but has no finite value has no point.
     """
     values, unit = column.of(frame), column.unit
     points: dict[MeasuredCell, Values] = {}
@@ -144,7 +150,7 @@ def points_of(column: Quantity, frame: Frame) -> dict[MeasuredCell, Values]:
         figure = values.get(cell)
         if not cell.ok:
             points[cell] = {"outcome": cell.outcome, "tip": f"{cell.name}: {cell.outcome}"}
-        elif figure is not None and isinstance(figure.value, int | float):
+        elif figure is not None and _is_drawn(figure.value):
             y = figure.value * unit.scale
             points[cell] = {"y": y, "tip": f"{cell.name}: {column.title} {column.text(figure)}"}
             if figure.low is not None:
@@ -211,7 +217,7 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
         if all(figure.value < _SMALL_FRACTION * sums[cell] for cell, figure in figures.items()):
             continue
         for row, cell in rows:
-            if cell in figures and (y := figures[cell].value * unit.scale):
+            if cell in figures and _is_drawn(figures[cell].value) and (y := figures[cell].value * unit.scale):
                 tip = f"{row}: {column.title} {y:.3g} {unit.word}"
                 points.append({"series": column.title, "x": row, "y": y, "tip": tip})
     return Chart("", _rows(points, unit.word)) if points and len(rows) <= MAX_BARS else None

@@ -20,10 +20,10 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
-from lmbench.records.field import Over
+from lmbench.records.field import Over, mean_of
 from lmbench.records.load import read_steps
 from lmbench.records.schema import SchemaField, fields, value_at
-from lmbench.records.statistics import CONFIDENCE, holm, mean_interval, ratio_of, sample_std
+from lmbench.records.statistics import CONFIDENCE, have_logs, holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
@@ -48,7 +48,7 @@ CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
 NAT = Unit(signed, "nat")
 _REDUCTIONS: Mapping[Over, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean, "harmonic mean": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
+    "mean": mean_of, "harmonic mean": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
 }  # fmt: skip
 
 
@@ -57,8 +57,11 @@ class Quantity:
     """A quantity of cells, which a column of a table or an axis of a chart shows.
 
     `name` is its name in views and CSV and ends in its SI unit; `title` is its heading without the unit. `expression`
-    is a number of a run, which `over` combines over the ok runs of a cell. If `over` is None,
-    `expression` is a function of the frame and a cell that returns a number, a Cell or None.
+    is a number of a run, which `over` combines over the ok runs of a cell.
+
+    If `over` is None, `expression` is a function of the frame and a cell that returns a number, a Cell or None; or a
+    dotted name, for the first value that one of the cell's runs, of any pass and outcome, has. Memory histories and
+    traces come from runs of their own, and predictions are the same in all runs.
     """
 
     name: str
@@ -88,15 +91,18 @@ class Quantity:
 
     def of(self, frame: Frame) -> dict[MeasuredCell, Any]:
         """The value of each cell that has one, as a Cell of an answer."""
-        values = {
-            cell: self._of_runs(cell, self.over) if self.over else self.expression(frame, cell) for cell in frame.cells
-        }
+        values = {cell: self._value(frame, cell) for cell in frame.cells}
         cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
         # The rows of a section are tested together.
         tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
         for cell, p in zip(tested, holm([*tested.values()]), strict=True):
             cells[cell] = replace(cells[cell], p=p, notes=(_UNDECIDED,) if p >= 1 - CONFIDENCE else ())
         return cells
+
+    def _value(self, frame: Frame, cell: MeasuredCell) -> Any:
+        if self.over:
+            return self._of_runs(cell, self.over)
+        return cell.first(self.expression) if isinstance(self.expression, str) else self.expression(frame, cell)
 
     def _of_runs(self, cell: MeasuredCell, over: Over) -> Any:
         """The numbers of the cell's processes as one, with their spread and interval where the column shows them."""
@@ -131,15 +137,6 @@ class Quantity:
 
 #: A function of a cell that returns a number, a Cell of an answer, or None.
 Read = Callable[[Frame, MeasuredCell], Any]
-
-
-def beside(name: str) -> Read:
-    """A function of a cell: the first value that one of its runs, of any pass and outcome, has under this dotted name.
-
-    Memory histories and traces come from runs of their own beside the timed ones, and predictions are the same in all
-    runs.
-    """
-    return lambda _frame, cell: cell.first(name)
 
 
 def _first_step(cache_kind: str) -> Expression:
@@ -194,7 +191,7 @@ def _ratio(
     `over` names the mean, as in Quantity.
     """
     base_numbers, numbers = base.numbers(expression), [n * scale for n in cell.numbers(expression)]
-    if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
+    if not have_logs(base_numbers) or not have_logs(numbers):
         return None
     if cell == base:
         return Cell(1.0)

@@ -31,6 +31,11 @@ def planned(plan: Plan, option: str) -> Any:
     return value_at(nested, option) if axes.get(option) is None else axes[option]
 
 
+def first_known(*values: Any) -> Any:
+    """The first value that is not None; None if all are."""
+    return next((value for value in values if value is not None), None)
+
+
 class Fact(NamedTuple):
     """One fact.
 
@@ -43,7 +48,7 @@ class Fact(NamedTuple):
         heading: its title in tables if that differs from the name.
         usual: the value of nearly all runs, which captions leave out.
         label: the words for a recorded value or an option's value: `highest` becomes `highest (fp32)`.
-        from_settings: computes the fact from the values of its settings; without it the first known value is the fact.
+        from_settings: computes the fact from the values of its settings; by default it is the first that is known.
     """
 
     name: str
@@ -53,17 +58,13 @@ class Fact(NamedTuple):
     heading: str = ""
     usual: Value = None
     label: Callable[[Any], Any] = lambda value: value
-    from_settings: Callable[..., Any] | None = None
+    from_settings: Callable[..., Any] = first_known
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
         """The fact as the run's record has it, or else as it was planned; None if neither says."""
         value = value_at(run, self.read) if isinstance(self.read, str) else self.read(run)
         if value is None:
-            values = [planned(plan, option) for option in self.settings.split()]
-            if self.from_settings is None:
-                value = next((known for known in values if known is not None), None)
-            else:
-                value = self.from_settings(*values)
+            value = self.from_settings(*(planned(plan, option) for option in self.settings.split()))
         return None if value is None else self.labelled(value)
 
     def labelled(self, value: Any) -> Value:
@@ -217,7 +218,7 @@ FACT: Mapping[str, Fact] = {
         Fact("torch", "environment.versions.torch"),
         Fact("threads", "environment.flags.thread_count"),
         Fact("variables", _variables),
-        Fact("commit", lambda run: run.environment and commit_text(run.environment.code.project)),
+        Fact("commit", lambda run: commit_text(run.environment.code.project)),
         Fact("host", "environment.host.hostname"),
     )
 }  # fmt: skip
@@ -246,7 +247,7 @@ NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> Facts:
     """Every fact of FACT that the record or the plan has; without a plan, the record's own axes and configuration."""
-    plan = plan or (value_at(run, "sweep.axes") or {}, run.config)
+    plan = plan or (run.place.axes or {}, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
     return {name: value for name, value in facts.items() if value is not None}
 

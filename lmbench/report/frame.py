@@ -17,11 +17,32 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
 from lmbench.report.answer import Value
-from lmbench.report.facts import CONSEQUENCES, ENVIRONMENT, FACT, OF_SHAPE, Facts, describe, is_notable, plain, sort_key
+from lmbench.report.facts import (
+    CONSEQUENCES,
+    ENVIRONMENT,
+    FACT,
+    OF_SHAPE,
+    Facts,
+    describe,
+    first_known,
+    is_notable,
+    plain,
+    sort_key,
+)
 from lmbench.report.groups import Group, ReportedRun, reported
 
 #: A number of a run: the dotted name of a field of its record, a sum of fields (`a + b`), or a function of the record.
 Expression = str | Callable[[RunRecord], float | None]
+
+
+def number_of(record: RunRecord, expression: Expression) -> float | None:
+    """The number of a run; None where it has none, or nan."""
+    if isinstance(expression, str):
+        terms = [value_at(record, name) for name in expression.split(" + ")]
+        value = None if None in terms else math.fsum(terms)
+    else:
+        value = expression(record)
+    return None if value is None or math.isnan(value) else value
 
 
 @dataclass(eq=False)
@@ -65,18 +86,12 @@ class MeasuredCell:
 
     def numbers(self, expression: Expression) -> list[float]:
         """The number of each sample that has it."""
-        records = [run.record for run in self.samples]
-        if isinstance(expression, str):
-            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
-            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
-        else:
-            values = list(map(expression, records))
-        return [value for value in values if value is not None and not math.isnan(value)]
+        values = (number_of(run.record, expression) for run in self.samples)
+        return [value for value in values if value is not None]
 
     def first(self, name: str) -> Any:
         """The first value that one of the runs, of any pass and outcome, has under this dotted name."""
-        values = (value_at(run.record, name) for run in self.runs)
-        return next((value for value in values if value is not None), None)
+        return first_known(*(value_at(run.record, name) for run in self.runs))
 
     def describe(self, names: Sequence[str]) -> str:
         """The named facts, as people say them; a precision without its float32 matmul as tables have it."""
@@ -243,10 +258,10 @@ def parse_baseline(text: str, frame: Frame) -> Facts:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in frame.values:
             raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(frame.values))}")
-        # `highest` matches `highest (fp32)`.
+        # `highest` matches `highest (fp32)`, and `default` itself before `default regional`.
         matching = [known for known in frame.values[name] if f"{known} ".startswith(f"{value} ")]
         if not matching:
             choices = ", ".join(sorted(map(str, frame.values[name])))
             raise UsageError(f"baseline {name}={value}: no run has it; choose among {choices}")
-        facts[name] = matching[0]
+        facts[name] = min(matching, key=str)
     return facts

@@ -14,11 +14,8 @@ from lmbench.files import is_file
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
-from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
-from lmbench.records.run import SweepPlace
-from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
 from lmbench.records.store import SWEEP_FILE, TUNING_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
@@ -82,7 +79,7 @@ class ReportedRun(StoredRun):
     def outcome_label(self) -> str:
         """How the run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if
         attention gave wrong results."""
-        error = self.record.error or RunError()
+        error = self.record.failure
         if error.is_incorrect:
             return f"{self.outcome_word}: {INCORRECT}"
         return f"{self.outcome_word} ({shown(error.phase)})" if error.phase else self.outcome_word
@@ -134,8 +131,8 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
             continue
         # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
         # further repeats, which come behind it, are no cell either.
-        cell = home, value_at(run.record, "sweep.cell")
-        if value_at(run.record, "sweep.search") == "trial":
+        cell = folder.parent, run.record.place.cell
+        if run.record.place.search == "trial":
             trials.add(cell)
         elif cell not in trials:
             seen.add(identity)
@@ -173,7 +170,7 @@ def read_sweep_summary(home: Path) -> SweepSummary:
 def reported(run: StoredRun, group: Group) -> ReportedRun:
     """The run with its facts. Its cell in the sweep is stated by the record, or else by the folder's name and
     sweep.json."""
-    record, place = run.record, run.record.sweep or SweepPlace()
+    record, place = run.record, run.record.place
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
     planned_cell = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
     axes = (planned_cell.axes or {}) if place.axes is None else place.axes

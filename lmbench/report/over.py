@@ -14,7 +14,7 @@ from lmbench.configs import parse_yaml
 from lmbench.errors import UsageError
 from lmbench.git import git_output
 from lmbench.records.named import sweep_of
-from lmbench.records.statistics import geometric_mean, level_changes
+from lmbench.records.statistics import geometric_mean, have_logs, level_changes
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, listed
@@ -105,7 +105,7 @@ def _changes(frame: Frame, expression: Expression) -> dict[MeasuredCell, Cell]:
     changes = {}
     for part in _courses(frame):
         numbers = {cell: cell.numbers(expression) for cell in part.cells}
-        means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
+        means = {cell: geometric_mean(values) for cell, values in numbers.items() if have_logs(values)}
         for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
             near = [*means][change.index - 1 : change.index + 1]

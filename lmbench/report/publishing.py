@@ -59,10 +59,9 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
         f"Written by `lmbench report RESULTS --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with "
         "the 95 % interval of its mean step, and a row for each process.\n\n"
     )
-    parts = [_page_section(section, catalogue) for section in sections]
-    page += render(Answer(sections=[*parts, *stored.values()]), "markdown")
+    page += render(Answer(sections=[*map(_page_section, sections), *stored.values()]), "markdown")
     records = [
-        *cells_table([*sections, *by_run], catalogue, _stated).records(),
+        *cells_table([*sections, *by_run], _stated).records(),
         *(
             {"sweep": answer.title, **row}
             for answer in stored.values()
@@ -90,9 +89,9 @@ def _stored_answers(paths: Iterable[str]) -> dict[Path, Answer]:
     return answers
 
 
-def _page_section(section: Section, catalogue: Catalogue) -> Answer:
+def _page_section(section: Section) -> Answer:
     """A section with the command that repeats it below each of its tables, without what names the folder here."""
-    answer = section_answer(section, catalogue)
+    answer = section_answer(section)
     answer = replace(answer, headline=[line for line in answer.headline if line.label != GO_ON])
     if command := section.group.sweep.command:
         tables = [Answer(tables=[table], notes=[Line("command", f"`{command}`")]) for table in answer.tables]

@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
@@ -18,11 +19,11 @@ from lmbench.masking import masked_message
 from lmbench.records.load import guards_by_name
 from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of
-from lmbench.records.schema import recorded, value_at
+from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
-from lmbench.report.columns import OPEN
+from lmbench.report.columns import OPEN, Quantity
 from lmbench.report.facts import Facts
 from lmbench.report.frame import Frame, MeasuredCell, in_order, make_frame, parse_baseline
 from lmbench.report.groups import Group, read_groups
@@ -45,27 +46,17 @@ class Section(NamedTuple):
     group: Group
     view: View
     frame: Frame
-    note: str
+    catalogue: Catalogue
+    note: str = ""
+
+    @property
+    def columns(self) -> list[Quantity]:
+        """The columns of all tables of the view."""
+        return [column for table in self.view.tables for column in self.catalogue.columns_of(table)]
 
 
-def report_on(
-    paths: Iterable[str | Path],
-    catalogue: Catalogue,
-    view: str | None = None,
-    baseline: str | None = None,
-    over: Over | None = None,
-) -> Answer:
-    """All results at or below the paths as an answer.
-
-    Args:
-        view, baseline: used instead of each group's own.
-        over: follow the configurations of all runs over commits or time.
-
-    Raises:
-        UsageError: there is no result, the view is unknown, a group lacks the baseline, or no configuration can be
-            followed.
-    """
-    sections = read_sections(paths, catalogue, view, baseline, over)
+def report_on(sections: Sequence[Section]) -> Answer:
+    """The sections as an answer; CSV has a row for each of their cells."""
     rows = [
         (run.run_id, run.outcome, masked_message(repeat_command(run.record, run.path)))
         for section in sections
@@ -74,9 +65,9 @@ def report_on(
     columns = [Column("run", name="run_id"), Column("outcome"), Column("command")]
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
     return Answer(
-        sections=[*(section_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
+        sections=[*map(section_answer, sections), Answer(tables=[repeat], first=[])],
         # Computed for CSV and JSON alone, since it takes a second for 1,000 cells.
-        data=lambda: cells_table(sections, catalogue),
+        data=lambda: cells_table(sections),
     )
 
 
@@ -87,7 +78,16 @@ def read_sections(
     baseline: str | None = None,
     over: Over | None = None,
 ) -> list[Section]:
-    """The sections of `report_on`, with the same arguments and errors."""
+    """All results at or below the paths.
+
+    Args:
+        view, baseline: used instead of each group's own.
+        over: follow the configurations of all runs over commits or time.
+
+    Raises:
+        UsageError: there is no result, the view is unknown, a group lacks the baseline, or no configuration can be
+            followed.
+    """
     groups = read_groups(paths, is_by_sweep=over is None)
     shared_view = over_view(over) if over else view
     common_view = None if shared_view is None else catalogue.view(shared_view, (over,) if over else ())
@@ -98,9 +98,9 @@ def read_sections(
         frame = frame.against(parse_baseline(baseline, frame) if baseline else group_view.baseline)
         # Sort by the facts that the view names, then by the others.
         frame = frame.select(frame.ordered([*group_view.tables[0].rows, *frame.varying()]))
-        sections.append(Section(group, group_view, frame, note))
+        sections.append(Section(group, group_view, frame, catalogue, note))
     # Sweeps of one name, such as those of two machines, go by their folders.
-    for _, same in groupby(groups, lambda group: group.name):
+    for _, same in groupby(sorted(groups, key=attrgetter("name")), attrgetter("name")):
         homes = {group.home: group for group in same if group.home}
         if len(homes) > 1:
             shared = os.path.commonpath(homes)
@@ -120,8 +120,8 @@ def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
     return view if view.name else structs.replace(view, name=group.name), ""
 
 
-def section_answer(section: Section, catalogue: Catalogue) -> Answer:
-    group, view, frame, note = section
+def section_answer(section: Section) -> Answer:
+    group, view, frame, catalogue, note = section
     timed = frame.select(cell for cell in frame.cells if cell.shown)
     # If rows name their commits, the line of an environment leaves the code out, so that each is listed once.
     names_commits = "commit" in frame.varying()
@@ -131,7 +131,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         if run.record.is_set_up
     }
     # The view's question is answered by the view's own sentences, then by those of features.
-    features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
+    features = catalogue.features_of(section.columns)
     answers = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
     warnings = []
     for guards in guards_by_name(frame.samples, "warn").values():
@@ -185,7 +185,7 @@ def _failures(frame: Frame) -> Iterator[str]:
     for cell in frame.cells:
         for run in cell.runs:
             if run.outcome != "ok":
-                message = run.damage or value_at(run.record, "error.message") or ""
+                message = run.damage or run.record.failure.message or ""
                 # The label has this word, too.
                 shortened = shorten(message.removeprefix(f"{INCORRECT}: "), 160, placeholder=" ...")
                 reason = listed(run.outcome_label, shortened, separator=": ")
@@ -220,23 +220,22 @@ def _notes(frame: Frame, view: View) -> Iterator[str]:
 
 def cells_table(
     sections: Sequence[Section],
-    catalogue: Catalogue,
     facts_of: Callable[[MeasuredCell], Facts] = lambda cell: cell.facts,
 ) -> Table:
     """The cells of all sections as one table: sweep, facts, outcome, and the columns of the view and of references."""
     facts = {cell: facts_of(cell) for section in sections for cell in section.frame.cells}
     names = in_order({name for of_cell in facts.values() for name in of_cell})
     rows = []
-    for group, view, frame, _ in sections:
-        columns = [column for table in view.tables for column in catalogue.columns_of(table)]
-        figures = {column.name: column.of(frame) for column in columns}
+    for section in sections:
+        frame = section.frame
+        figures = {column.name: column.of(frame) for column in section.columns}
         for cell in frame.cells:
             first = next(iter(cell.ok or cell.shown), None)
             rows.append({
-                "sweep": group.name,
+                "sweep": section.group.name,
                 **{name: facts[cell].get(name) for name in names},
                 "outcome": first.outcome if first else "ok",
-                "reason": first.damage or value_at(first.record, "error.message") if first else None,
+                "reason": first.damage or first.record.failure.message if first else None,
                 "runs": len(cell.shown),
                 "ok_runs": len(cell.ok),
                 "failed_guards": "; ".join(guards_by_name(cell.ok, "fail")) or None,

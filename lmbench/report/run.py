@@ -10,7 +10,7 @@ from pathlib import Path
 from lmbench.masking import leaves
 from lmbench.records.codec import as_dict
 from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
-from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
+from lmbench.records.measured import RefusedAllocation
 from lmbench.records.named import repeat_command, shown_path
 from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
@@ -87,7 +87,7 @@ def banner(run: RunRecord) -> list[Line]:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
     accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
     compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
-    processor = environment.gpu.name or environment.host.cpu_model or "CPU"
+    processor = environment.device_name or "CPU"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     length = f"{window.requested_steps or window.steps or 'all'} steps"
     length += f" and {window.requested_s:g} s" if window.requested_s else ""
@@ -127,7 +127,7 @@ def banner(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "device",
-            f"{run.world_size} x {processor}" if (run.world_size or 1) > 1 else processor,
+            f"{run.rank_count} x {processor}" if run.rank_count > 1 else processor,
             power_w and f"power limit {whole(power_w)} W",
         ),
         *labelled("window", length, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),
@@ -159,7 +159,7 @@ def environment_text(environment: RunEnvironment, device: object, with_code: boo
 
 def phase_table(run: RunRecord) -> Table:
     """The mean, spread and share of the step of each phase, in milliseconds, with the verdict of the lag probes."""
-    window, verdicts = run.window, run.probe.verdicts
+    window, lags = run.window, run.probe.lags
     columns = [
         Column("phase"),
         *(Column(name, _MS, f"{name}_s", is_extra=name in ("median", "min", "max")) for name in _STATISTICS),
@@ -171,8 +171,8 @@ def phase_table(run: RunRecord) -> Table:
         if (summary := run.phases.get(span)) is not None:
             times_s = [getattr(summary, f"{name}_s") for name in _STATISTICS]
             cells = [Cell(time_s, text=milliseconds(time_s, summary.std_s)) for time_s in times_s]
-            lag = verdicts.get(span) if verdicts else None
-            rows.append([span, *cells, summary.share_fraction, (lag and lag.verdict) or ""])
+            verdict = lags[span].verdict if span in lags else ""
+            rows.append([span, *cells, summary.share_fraction, verdict])
     clock, steps = _CLOCKS.get(run.clock or "", "device span"), "?" if window.steps is None else window.steps
     warmup = f"{window.warmup_steps} + {window.pace_steps}" if window.pace_steps else window.warmup_steps
     title = f"{clock} in ms, {steps} steps after {warmup} of warm-up"
@@ -203,7 +203,7 @@ def disputed_peak(flops: Flops) -> str:
 
 def _speed(run: RunRecord) -> list[Line]:
     """The step with its spread and its longest phases, what limits it (host or device), throughput and MFU."""
-    step, rate = run.phases.step or PhaseSummary(), run.throughput
+    step, rate = run.step, run.throughput
     lines = []
     if step.mean_s:
         shares = sorted(((phase.share_fraction or 0.0, span) for span, phase in run.phases.items()), reverse=True)
@@ -238,10 +238,9 @@ def _speed(run: RunRecord) -> list[Line]:
 
 def _limit(run: RunRecord) -> str:
     """Whether the host or the device limits the step; empty where no probe step told."""
-    host_fraction, verdicts = host_bound_fraction(run), run.probe.verdicts
-    if host_fraction is None or verdicts is None:
+    host_fraction, waiting = host_bound_fraction(run), listed(*run.probe.host_bound)
+    if host_fraction is None:
         return ""
-    waiting = listed(*(span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span != "step"))
     if host_fraction >= _HOST_LIMITED_FRACTION:
         return f"the host: the device waits for it in {percent(host_fraction)} of the step ({waiting})"
     if waiting:
@@ -263,7 +262,7 @@ def _peak_memory(run: RunRecord) -> list[Line]:
 
 def _ending(run: RunRecord) -> list[Line]:
     """The allocation that was refused, and the outcome, if it is not `ok`."""
-    error, lines = run.error or RunError(), refusal(run.memory.refused)
+    error, lines = run.failure, refusal(run.memory.refused)
     if run.outcome != "ok":
         phase, location = error.phase and f"in {error.phase}", error.location and f"at {error.location}"
         place = listed(run.outcome, phase, location, separator=" ")
@@ -351,7 +350,7 @@ def _cost(run: RunRecord) -> list[Line]:
     rate, price = run.throughput.tokens_per_s, run.throughput.price_per_token
     if not rate or not price:
         return []
-    devices = f"{duration(1e9 / rate)} on {run.world_size or 1} device(s)"
+    devices = f"{duration(1e9 / rate)} on {run.rank_count} device(s)"
     return labelled("cost", f"{1e9 * price:,.2f} for 10^9 tokens", devices)
 
 
@@ -377,7 +376,7 @@ def _kernels(kernels: KernelSummary) -> list[Line]:
     if step is None or step.busy_s is None or step.window_s is None:
         return []
     busy = f"busy {milliseconds(step.busy_s)} of {milliseconds(step.window_s)} ms per step"
-    matmul_s = (step.kinds or {}).get("gemm_s")
+    matmul_s = step.kinds.get("gemm_s")
     lines = labelled("kernels", busy, matmul_s and f"{milliseconds(matmul_s)} ms of it matmul")
     if step.comm_s and step.comm_exposed_s is not None:
         exposed, hidden = milliseconds(step.comm_exposed_s), milliseconds(step.comm_s - step.comm_exposed_s)
@@ -391,9 +390,8 @@ def _ranks(run: RunRecord) -> list[Line]:
     if synchronized_s is None or unsynchronized_s is None:
         return []
     # Twice the standard error of the difference between two means of 8 steps is the standard deviation of a step.
-    noise_s = (run.phases.step.std_s if run.phases.step else None) or 0.0
     difference = "the difference is communication that no work hides, and waiting"
-    if synchronized_s - unsynchronized_s <= noise_s:
+    if synchronized_s - unsynchronized_s <= (run.step.std_s or 0.0):
         difference = "no difference above the noise of the steps"
     without = f"{milliseconds(unsynchronized_s)} without synchronizing gradients: {difference}"
     return labelled("ranks", f"{milliseconds(synchronized_s)} ms a step", without)

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from lmbench.records.load import guards_by_name
-from lmbench.records.statistics import ratio_of
+from lmbench.records.statistics import have_logs, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION, MIN_REPEATS
 from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
@@ -183,29 +183,50 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
         note that there are too few processes to tell. Cells without a value are None.
     """
     samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
-    means = {cell: fmean(values) for cell, values in samples.items() if min(values, default=0) > 0}
-    ways = sorted(means, key=means.__getitem__)
+    samples = {cell: numbers for cell, numbers in samples.items() if have_logs(numbers)}
+    ways = sorted(samples, key=lambda cell: fmean(samples[cell]))
     if not ways:
         return [None] * 5
     first, *others = ways
-    name, time_s = first.describe(among), means[first]
-    verdict = Cell(name)
+    name, time_s = first.describe(among), fmean(samples[first])
     if not others:
-        return [verdict, Cell(time_s), None, None, None]
-    ratios = {cell.describe(among): ratio_of(samples[first], samples[cell]) for cell in others}
-    verdicts = {way: ratio.verdict(GATE_FRACTION, row_count) for way, ratio in ratios.items()}
-    unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
-    if min(len(samples[way]) for way in ways) < MIN_REPEATS:
+        return [Cell(name), Cell(time_s), None, None, None]
+    rivals = _rivals(first, samples, row_count)
+    if rivals is None:
         verdict = Cell(f"{name}, {_TOO_FEW}", text=name, notes=(_TOO_FEW,))
-    elif unresolved:
-        word = "undecided" if "undecided" in verdicts.values() else "same"
-        verdict = Cell(f"{word}: {'; '.join([name, *unresolved])}", notes=(_VERDICT_NOTES[word],))
-    second, ratio = next(iter(ratios.items()))
-    interval = None
+    elif rivals:
+        word = "undecided" if "undecided" in rivals.values() else "same"
+        names = [cell.describe(among) for cell in ways if cell in rivals]
+        verdict = Cell(f"{word}: {'; '.join([name, *names])}", notes=(_VERDICT_NOTES[word],))
+    else:
+        verdict = Cell(name)
+    second, interval = others[0], None
+    ratio = ratio_of(samples[first], samples[second])
     if ratio.low is not None and ratio.high is not None:
         low, high = ratio.low - 1, ratio.high - 1
         interval = Cell(None, low=low, high=high, text=change_range(low, high))
-    return [verdict, Cell(time_s), Cell(second), Cell(means[others[0]] / time_s - 1), interval]
+    further = fmean(samples[second]) / time_s - 1
+    return [verdict, Cell(time_s), Cell(second.describe(among)), Cell(further), interval]
+
+
+def _rivals(
+    best: MeasuredCell, samples: Mapping[MeasuredCell, Sequence[float]], row_count: int
+) -> dict[MeasuredCell, str] | None:
+    """The cells that may be as good as the best one, each with `same` or `undecided`; None with too few processes.
+
+    Welch's t compares the best cell with each other one, at 5 % over all rows (Bonferroni). Samples that are not
+    positive and finite are not tested.
+    """
+    if min(map(len, samples.values())) < MIN_REPEATS:
+        return None
+    if not all(map(have_logs, samples.values())):
+        return {}
+    verdicts = {
+        cell: ratio_of(samples[best], numbers).verdict(GATE_FRACTION, row_count)
+        for cell, numbers in samples.items()
+        if cell != best
+    }
+    return {cell: verdict for cell, verdict in verdicts.items() if verdict in _VERDICT_NOTES}
 
 
 # sentences
@@ -260,21 +281,12 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
             best = max(cells, key=lambda cell: measured[cell].value)
             doubt = ""
             if quantity.is_process_mean and len(cells) > 1:
-                doubt = _doubt(best, {cell: cell.numbers(quantity.expression) for cell in cells}, spec.x)
+                rivals = _rivals(best, {cell: cell.numbers(quantity.expression) for cell in cells}, len(cells) - 1)
+                if rivals is None:
+                    doubt = f", {_TOO_FEW}"
+                elif rivals:
+                    doubt = f", undecided against {listed(*(cell.describe([spec.x]) for cell in rivals))}"
             yield f"{best.describe([spec.x])} is the best{doubt}", best, others
-
-
-def _doubt(best: MeasuredCell, samples: Mapping[MeasuredCell, Sequence[float]], x: str) -> str:
-    """Why the cell with the largest mean may not be the best: few processes, or cells that Welch's t does not part from
-    it; empty if it is. Samples that are not positive are not tested."""
-    if min(map(len, samples.values())) < MIN_REPEATS:
-        return f", {_TOO_FEW}"
-    if min(map(min, samples.values())) <= 0:
-        return ""
-    others = [cell for cell in samples if cell != best]
-    verdicts = {cell: ratio_of(samples[best], samples[cell]).verdict(GATE_FRACTION, len(others)) for cell in others}
-    rivals = [cell.describe([x]) for cell, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
-    return f", undecided against {', '.join(rivals)}" if rivals else ""
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:

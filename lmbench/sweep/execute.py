@@ -248,7 +248,7 @@ class Execution:
     def _measure(self, jobs: Sequence[Job]) -> list[RunRecord]:
         """Measure a job, or two jobs in turns."""
         if (first := self._failure(jobs[0])) is not None:
-            record, error = new_record(jobs[0].name, self._words(jobs[0])), first.error or RunError()
+            record, error = new_record(jobs[0].name, self._words(jobs[0])), first.failure
             message = f"repeat 0 ended with {first.outcome}: {error.message}"
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
             return [self.rows.write(jobs[0], record)]

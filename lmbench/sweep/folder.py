@@ -28,10 +28,10 @@ from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
 from lmbench.masking import leaves, masked, masked_whole, masked_words
 from lmbench.python_process import SWEEP
-from lmbench.records.codec import DamagedRecord, decode, indented_json
+from lmbench.records.codec import MAX_PACKED_BYTES, DamagedRecord, decode, indented_json, read_packed
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
+from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE, Values
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
@@ -146,8 +146,8 @@ class SweepFolder:
 
     def _earlier_command(self) -> str:
         """The command in the sweep.json that is there; `lmbench sweep FOLDER` goes on, and is no command to repeat."""
-        with suppress(Unreadable, DamagedRecord):
-            return decode(read_file(self.path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep).command
+        with suppress(DamagedRecord):
+            return read_packed(self.path / SWEEP_FILE, StoredSweep).command
         return ""
 
     def final_record(self, job: Job) -> RunRecord | None:
@@ -220,7 +220,7 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     contents = {}
     for name in _FILES:
         try:
-            contents[name] = read_file(path / name, MAX_SWEEP_BYTES if name == SWEEP_FILE else MAX_YAML_BYTES)
+            contents[name] = read_file(path / name, MAX_PACKED_BYTES if name == SWEEP_FILE else MAX_YAML_BYTES)
         except Unreadable as error:
             if name == SWEEP_FILE or not error.is_missing:
                 raise UsageError(f"{str(path)!r} holds no sweep: {name} cannot be read ({error})") from error

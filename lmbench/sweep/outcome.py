@@ -132,7 +132,7 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -
     outcome = record.outcome if record.outcome in OUTCOMES else ""
     lines, memory, signal_name = last_lines(log), end.oom_evidence, end.signal_name
     last_words = f"; its last words: {' | '.join(lines)}" if lines else "; it said nothing"
-    error = record.error or RunError()
+    error = record.failure
     if end.by == "timeout" and outcome in ("", "interrupted"):
         ending = "timeout", "Timeout", str(end.lost)
     elif end.by == "task" and outcome in ("", "interrupted"):

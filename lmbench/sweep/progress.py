@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from lmbench.progress import Task
-from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.report.units import duration
 from lmbench.sweep.plan import Job, Plan
@@ -49,11 +48,11 @@ class SweepProgress(Task):
         """Count a run that ended, and write its outcome with its step time or the reason of its failure."""
         self.ends[run.outcome, run.exit_code] += 1
         self.line.restart()
-        ending, step, error = run.outcome, run.phases.step, run.error or RunError()
-        if ending == "ok" and step is not None and step.mean_s is not None:
-            ending = f"ok {step.mean_s * 1e3:.4g} ms/step"
+        ending, mean_s = run.outcome, run.step.mean_s
+        if ending == "ok" and mean_s is not None:
+            ending = f"ok {mean_s * 1e3:.4g} ms/step"
         elif ending not in ("ok", "skipped"):
-            ending = error.ending(ending)
+            ending = run.failure.ending(ending)
         self.keep(f"{self.count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}")
 
 

@@ -27,12 +27,11 @@ from msgspec import Struct, to_builtins
 
 from lmbench.code_owners import own_folders
 from lmbench.errors import ExitCode, UsageError, check_one_line, find_modules_in_current_folder, import_named, tell
-from lmbench.files import Unreadable, read_file
 from lmbench.masking import secrets_of
-from lmbench.records.codec import DamagedRecord, decode, indented_json
+from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
-from lmbench.records.store import MAX_SWEEP_BYTES, write_whole
+from lmbench.records.store import write_whole
 from lmbench.report.units import duration, tally
 from lmbench.sweep.engine import Engine, Needs, OnInterrupt, TaskState
 from lmbench.sweep.file import Options
@@ -109,8 +108,8 @@ class TaskExecution:
             KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
         earlier = _Submission("", {}, {})
-        with suppress(Unreadable, DamagedRecord):
-            earlier = decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission)
+        with suppress(DamagedRecord):
+            earlier = read_packed(self._path / TASKS_FILE, _Submission)
         states = self.engine.states([*earlier.tasks], self._path) if earlier.tasks else {}
         alive = {task: repeat for task, repeat in earlier.tasks.items() if task in states and not states[task].is_over}
         running_rounds = {*alive.values()}
@@ -249,10 +248,9 @@ def become_task(folder: str, repeat: str, probe: str) -> ExitCode:
     Returns only, with exit code 2, if this machine does not see the folder or has other versions than the submission.
     """
     host = platform.node()
-    try:
-        submission = decode(read_file(Path(folder, TASKS_FILE), MAX_SWEEP_BYTES), _Submission)
-    except (Unreadable, DamagedRecord):
-        submission = None
+    submission = None
+    with suppress(DamagedRecord):
+        submission = read_packed(Path(folder, TASKS_FILE), _Submission)
     if submission is None or submission.probe != probe:
         tell(f"{host} does not see {folder} as the machine that submitted does; give a --results_dir that nodes share")
         return ExitCode.USAGE

@@ -46,12 +46,12 @@ def _facts_of(record: RunRecord) -> Facts:
 
 
 def _axes(record: RunRecord) -> Values:
-    return value_at(record, "sweep.axes") or {}
+    return record.place.axes or {}
 
 
 def name_of(record: RunRecord) -> str:
     """The label of the run, in a sweep with its repeat: `small, bf16-mixed, compiled, batch 4, context 512 r0`."""
-    repeat = value_at(record, "sweep.repeat")
+    repeat = record.place.repeat
     return label_of(record) if repeat is None else f"{label_of(record)} r{repeat}"
 
 
@@ -98,8 +98,7 @@ def summary_of(record: RunRecord, outcome: str) -> Values:
     for status, name in (("fail", "failed"), ("warn", "warned")) if record.guards else ():
         names = [guard.name for guard in record.guards if guard.status == status]
         summary |= {f"guards/{name}_count": len(names), f"guards/{name}": ", ".join(names)}
-    for span, verdict in (record.probe.verdicts or {}).items():
-        summary[f"verdict/{span}"] = verdict.verdict
+    summary |= {f"verdict/{span}": lag.verdict for span, lag in record.probe.lags.items()}
     return {name: value for name, value in summary.items() if value is not None}
 
 
@@ -170,7 +169,7 @@ def write_run(result: Path) -> None:
         name=name_of(record),
         project=filed.project or "lmbench",
         entity=filed.entity,
-        group=filed.group or value_at(record, "sweep.name"),
+        group=filed.group or record.place.name,
         tags=filed.tags,
         dir=str(result.resolve()),
         config=config_of(record),

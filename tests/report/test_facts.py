@@ -1,10 +1,11 @@
-"""Facts in the words in which people say them: a strategy, and a precision with and without its float32 matmul."""
+"""Facts in the words in which people say them: a strategy, and a baseline."""
 
 from __future__ import annotations
 
 from tables import cases
 
 from lmbench.report.facts import strategy_text
+from lmbench.report.frame import Frame, MeasuredCell, parse_baseline
 
 
 # The words for a strategy, its class, and its options.
@@ -24,3 +25,9 @@ from lmbench.report.facts import strategy_text
 def test_a_strategy_is_its_name_and_the_options_that_somebody_set(words, class_path, options):
     strategy = {"class_path": class_path, "init_args": options}
     assert strategy_text(strategy) == words
+
+
+def test_a_baseline_is_the_value_itself_before_longer_ones_that_begin_with_it():
+    ways = ["default regional", "default fullgraph", "default static", "default", "default dynamic", "eager"]
+    frame = Frame([MeasuredCell([], {"compile": way, "matmul": "highest (fp32)"}) for way in ways])
+    assert parse_baseline("compile=default,matmul=highest", frame) == {"compile": "default", "matmul": "highest (fp32)"}

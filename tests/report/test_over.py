@@ -157,3 +157,14 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, printe
         make_run(tmp_path / "r" / str(hour), {}, {"started_at": f"2026-11-09T0{hour}:00:00+00:00", **revision})
     drawn = re.findall("|".join(commits), printed("report", "r", "--over=commit", "--format=svg"))
     assert drawn[:3] == commits
+
+
+def test_a_trial_of_a_search_leaves_out_no_run_of_another_sweep(tmp_path, monkeypatch, printed):
+    monkeypatch.chdir(tmp_path)
+    for commit, name in zip(COMMITS, ("a_search", "b", "c"), strict=False):
+        revision = {"environment.code.project": {"commit": commit, "is_dirty": False}}
+        search = {"sweep.search": "trial"} if name == "a_search" else {}
+        changes = revision | search
+        make_sweep(tmp_path / "r" / name, {"data.batch_size": [4]}, change=lambda *_, changes=changes: changes)
+    rows = csv_of(printed("report", "r", "--over=commit", "--format=csv"))
+    assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS[1:3]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from functools import partial
 
 import pytest
-from runs import ended, make_run, make_sweep, rows_of, section_of, table_of
+from runs import ended, make_run, make_sweep, report_of, rows_of, section_of, table_of
 from tables import cases, texts_of
 
-from lmbench.catalogue import make_catalogue
-from lmbench.report.results import report_on, rows_table
+from lmbench.report.results import rows_table
 
 STEP = "phases.step.mean_s"
 
@@ -39,7 +39,7 @@ def test_sweeps_come_in_the_order_in_which_they_began_and_a_single_cell_has_no_c
     for hour, name in enumerate(["search", "finals"]):
         changes = {"started_at": f"2026-11-30T0{hour}:00:00+00:00"}
         make_sweep(tmp_path / name, {"data.batch_size": [4]}, change=lambda *_, changes=changes: changes)
-    sections = report_on([tmp_path], make_catalogue()).sections
+    sections = report_of(tmp_path).sections
     assert [section.title for section in sections[:2]] == ["search", "finals"]
     assert sections[0].charts() == []
 
@@ -95,6 +95,25 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(swept):
         ("± std of the steps within one run", "of 3 runs, not counted: 2 interrupted"),
         ("not decided: fewer than 3 processes on a side; --repeats 3",),
     ]
+
+
+@pytest.mark.parametrize("ends", [["inf", "inf"], ["inf", "-inf"]])
+def test_infinite_numbers_are_shown_without_a_point_of_a_chart_or_a_verdict(ends, swept):
+    def change(run, repeat):
+        if run["data"]["batch_size"] == 4 or repeat == 2:
+            return {"scalars": {"mine": 1.0 + repeat}}
+        return {"scalars": {"mine": None}, "nonfinite": {"scalars.mine": ends[repeat]}}
+
+    chart = {"title": "Mine", "kind": "bars", "y": "scalars.mine", "x": "batch"}
+    answer = {"kind": "best", "y": "scalars.mine", "x": "batch"}
+    section = section_of(
+        swept(view=table_of("scalars.mine", charts=[chart], answers=[answer]), repeats=3, change=change)
+    )
+    assert [row[-1].text or str(row[-1].value) for row in section.tables[0].cells] == [
+        "2.0",
+        "inf" if ends[0] == ends[1] else "nan",
+    ]
+    assert [point["x"] for point in section.charts()[0].spec["data"]["values"]] == ["4"]
 
 
 def test_runs_of_one_process_are_one_sample(tmp_path):
@@ -157,14 +176,16 @@ def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
 
 
 def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from_where_it_lies(tmp_path, printed):
-    def change(run, _):
-        return {"replay_command": f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"}
+    def change(day, run, _):
+        command = f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"
+        return {"replay_command": command, "started_at": f"2026-11-0{day}T00:00:00+00:00"}
 
-    for machine in ("machine a", "b"):
-        home = make_sweep(tmp_path / machine / "s", change=change)
+    # Another sweep began between the two.
+    for day, (machine, name) in enumerate([("machine a", "s"), ("b", "other"), ("b", "s")], start=1):
+        home = make_sweep(tmp_path / machine / name, change=partial(change, day))
         (run, *_) = (home / "runs").iterdir()
         (run / "config.yaml").touch()
-    assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "b/s"}
+    assert {row["sweep"] for row in rows_of(tmp_path)} == {"machine a/s", "other", "b/s"}
     assert f"lmbench fit --config {run}/config.yaml" in printed(
         "report", tmp_path / "b", "--table=runs", "--format=csv"
     )
@@ -272,6 +293,13 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_missing_runs_are_counted(swept
     }
     (home / "sweep.json").write_text('{"name": "batch", "vie')
     assert any("2 cells, 4 runs (4 ok)" in line.text for line in section_of(home).headline)
+
+
+def test_a_sweep_file_as_large_as_a_sweep_reads_it_has_its_view(swept):
+    home = swept(view=table_of("peak_bytes"))
+    sweep = json.loads((home / "sweep.json").read_text())
+    (home / "sweep.json").write_text(json.dumps({**sweep, "environments": "x" * 40 * 2**20}))
+    assert [table.title for table in section_of(home).tables] == ["T"]
 
 
 def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):

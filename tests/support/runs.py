@@ -17,7 +17,7 @@ from paths import RUNS
 
 from lmbench.catalogue import make_catalogue
 from lmbench.records.vocabulary import recompute_words
-from lmbench.report.results import report_on
+from lmbench.report.results import read_sections, report_on
 from lmbench.sizes import SIZES, ModelShape
 
 BASE = json.loads((RUNS / "h200_run.json").read_text())
@@ -178,14 +178,19 @@ def table_of(*columns, **view):
     return {"title": "T", "tables": [{"title": "T", "columns": columns}], **view}
 
 
+def report_of(*folders, **options):
+    """What `lmbench report` works out of results; options are those of `read_sections`."""
+    return report_on(read_sections(folders, make_catalogue(), **options))
+
+
 def section_of(*folders, **options):
-    """The first section of what `lmbench report` works out of results; options are those of `report_on`."""
-    return report_on(folders, make_catalogue(), **options).sections[0]
+    """The first section of what `lmbench report` works out of results; options are those of `read_sections`."""
+    return report_of(*folders, **options).sections[0]
 
 
 def rows_of(*folders, **options):
     """A row for each cell, as CSV has them."""
-    return report_on(folders, make_catalogue(), **options).data().records()
+    return report_of(*folders, **options).data().records()
 
 
 def table_rows(table):
