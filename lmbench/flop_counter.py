@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 from torch._subclasses.fake_impls import register_op_impl
@@ -293,19 +294,21 @@ def skip_value_checks(module: nn.Module) -> None:
 
 
 def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
-    """A copy that logs nothing. It shares the module's trainer and data, which may be too large to copy, or refuse."""
+    """A copy that logs nothing. It shares the module's data and its trainer's parts, which may be too large to copy."""
     attributes = [item for part in module.modules() for item in vars(part).items()]
     shared: dict[int, Any] = {
         id(value): value
         for name, value in attributes
         # FSDP2's state has process groups.
-        if name == "_trainer"
-        or name.startswith("__composable_api_state_key")
-        or isinstance(value, (DataLoader, Dataset, DeviceMesh))
+        if name.startswith("__composable_api_state_key") or isinstance(value, (DataLoader, Dataset, DeviceMesh))
     }
     with ExitStack() as as_whole:
         shared |= _unshard(module, fake_mode, as_whole)
         copied = copy.deepcopy(module, shared)
+    if isinstance(copied, LightningModule) and module._trainer is not None:
+        # Lightning leaves the trainer out of a copy. Loggers would keep fake numbers.
+        copied.trainer = copy.copy(module._trainer)
+        copied.trainer.loggers = []
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
     skip_value_checks(copied)
