@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 from torch._subclasses.fake_impls import register_op_impl
@@ -305,10 +304,12 @@ def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
     with ExitStack() as as_whole:
         shared |= _unshard(module, fake_mode, as_whole)
         copied = copy.deepcopy(module, shared)
-    if isinstance(copied, LightningModule) and module._trainer is not None:
-        # Lightning leaves the trainer out of a copy. Loggers would keep fake numbers.
-        copied.trainer = copy.copy(module._trainer)
-        copied.trainer.loggers = []
+    if (trainer := copy.copy(getattr(module, "_trainer", None))) is not None:
+        # Its loggers would keep fake numbers. Lightning leaves the trainer out of a copied module.
+        trainer.loggers = []
+        for part in copied.modules():
+            if "_trainer" in vars(part):
+                vars(part)["_trainer"] = trainer
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
     skip_value_checks(copied)
