@@ -111,13 +111,19 @@ def _fake_step_flops(
         # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
         fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
         with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
-            method = getattr(fake, step)
-            loss = method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+            loss = call_step(fake, step, fake_batch)
             forward = counter.get_total_flops()
             if has_backward:
-                (loss["loss"] if isinstance(loss, Mapping) else loss).backward()
+                loss.backward()
     backward = counter.get_total_flops() - forward - sum(recomputed)
     return forward, backward, sum(recomputed), remarks
+
+
+def call_step(module: nn.Module, step: str, batch: Any) -> Any:
+    """The loss that a module's step returns, alone or in a mapping. A second parameter gets the batch's index, 0."""
+    method = getattr(module, step)
+    output = method(batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+    return output.get("loss") if isinstance(output, Mapping) else output
 
 
 class _Untracked(nullcontext[None]):
