@@ -61,7 +61,12 @@ def settings(record: RunRecord) -> Values:
     """The run's settings by dotted name: its mode and configuration, or facts where no configuration is recorded."""
     if record.config is None:
         return {"mode": record.mode, **values_at(record, *FACTS)}
-    options = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, NOT_MEASURED)}
+    options = {
+        name: masked(value, name)
+        for name, value in leaves(record.config)
+        # A class without arguments has an empty mapping of them.
+        if value != {} and not is_named(name, NOT_MEASURED)
+    }
     # Whether there is a logger matters, since it costs time; its options do not.
     return {"mode": record.mode, **options, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 

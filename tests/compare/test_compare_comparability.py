@@ -54,6 +54,10 @@ def test_other_work_is_told_beside_the_setting_of_the_model_that_brings_it(tmp_p
     ]
 
 
+def test_no_arguments_of_a_class_are_no_difference(tmp_path):
+    assert compared(tmp_path, config__model__init_args={}).differences == []
+
+
 def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     changes = {"environment__code__project__commit": "bbbb", "config__model__attention": "naive"}
     assert compared(tmp_path / "1", about=["code", "model.attention"], **changes).verdict == "slower"
