@@ -185,7 +185,7 @@ class RunRecorder(Observer):
                     join_ranks(self.run, ranks)
             self.close(COMPLETE)
         else:
-            what, limits = "training", "give it batches, lift max_steps, max_epochs, max_time or limits"
+            what, limits = "training", "give more batches, lift max_steps, max_epochs or max_time"
             if self.run.mode == "inference":
                 what, limits = "the validation data", "give more batches"
             message = (

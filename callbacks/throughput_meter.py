@@ -36,7 +36,7 @@ class ThroughputMeter(Observer):
 
     - `tokens`: tokens of the step, on this rank.
     - `window.tokens`: tokens of the window; `window.tokens_reason`: why they are null.
-    - `data.padding_fraction`: share of padding in the warm-up's batches.
+    - `data.padding_fraction`: share of padding in the tokens of the warm-up's batches.
     - `flops.*`: FLOPs per token, where this callback counted them, or the `reason` why not.
     - `sm_clock_hz`, `temperature_c` of a step each 10 s.
     - `device_state.*`: power (watts), energy (joules), temperature, clocks and caps, from NVML or amdsmi.
@@ -72,6 +72,9 @@ class ThroughputMeter(Observer):
         if self.session.stage is Stage.WARMUP:
             # Looking at a batch lets the host wait for the device.
             padded, seen = padding_of(batch)
+            if tokens is not None:
+                # `tokens_per_batch` may leave padding out.
+                padded, seen = min(padded, max(0, tokens - (seen - padded))), tokens
             self._padded, self._seen = self._padded + padded, self._seen + seen
 
     def run_closing(self, exception: BaseException | None) -> None:

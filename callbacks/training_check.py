@@ -10,14 +10,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
+from lmbench.instruments.subject import token_counter
 from lmbench.instruments.training import (
     fingerprints,
     is_same_batch,
     loss_scaler,
-    losses_of,
     norms,
     note_gradients,
     total_norm,
+    try_batch,
     unscales_itself,
 )
 from lmbench.instruments.window import ProbeKind
@@ -54,13 +55,15 @@ class TrainingCheck(Observer):
     - `gradient_norm`: 2-norm of all gradients, before clipping and without the fp16 loss scale.
     - `has_new_batch`: whether this step had another batch than the step before it.
     - `depends_on_batch`: whether the weights give both batches different losses; null with manual optimization, on
-      several ranks, or if `training_step` cannot be called outside of the loop.
+      several ranks, if `training_step` cannot be called outside of the loop, or if 16-bit losses are equal.
+    - `embedded_fraction`: share of the tokens that count which the module's embeddings look up; null in the same cases.
     - `is_skipped`: whether the fp16 scaler skipped the step, or `training_step` returned no loss, in all of the steps
       that were checked.
     """
 
     def prepare(self) -> None:
         self._earlier_batch: Any = None
+        self._count_tokens = token_counter(self.module, self.trainer.datamodule)  # type: ignore[attr-defined]
         self.listen(True)
 
     @property
@@ -95,11 +98,21 @@ class TrainingCheck(Observer):
         if self._earlier_batch is not None and self._is_probing and self._first is None:
             is_same = is_same_batch(batch, self._earlier_batch)
             self._facts.has_new_batch = None if is_same is None else not is_same
-            if self._facts.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
-                losses = losses_of(self.trainer, (self._earlier_batch, batch))
-                self._facts.depends_on_batch = None if losses is None else losses[0] != losses[1]
+            if is_same is not None and self.module.automatic_optimization and self.trainer.world_size == 1:
+                self._try_batches(self._earlier_batch, batch)
         is_next_checked = self.session.probe_kind in (ProbeKind.SYNC, ProbeKind.TRAINING)
         self._earlier_batch = batch if is_next_checked else None
+
+    def _try_batches(self, *batches: Any) -> None:
+        earlier, present = (try_batch(self.trainer, batch) for batch in batches)
+        if earlier is None or present is None:
+            return
+        (earlier_loss, _), (loss, embedded_count) = earlier, present
+        # Of 16 bits few digits are left, which agree by chance.
+        if self._facts.has_new_batch and (loss != earlier_loss or loss.element_size() > 2):
+            self._facts.depends_on_batch = bool(loss != earlier_loss)
+        if embedded_count and (tokens := self._count_tokens(batches[1])):
+            self._facts.embedded_fraction = embedded_count / tokens
 
     def on_before_backward(self, *_: Any) -> None:
         # By hand, a step may go on adding up the gradients of earlier batches.
@@ -191,7 +204,8 @@ class TrainingCheck(Observer):
     def _keep_worse(self, first: TrainingFacts) -> None:
         """Record the step after the checked ones if it alone is idle, with what the first tells of its batch."""
         if self._facts.is_idle and not first.is_idle:
-            self._facts.has_new_batch, self._facts.depends_on_batch = first.has_new_batch, first.depends_on_batch
+            for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
+                setattr(self._facts, name, getattr(first, name))
         else:
             self.session.run.probe.training = first
 

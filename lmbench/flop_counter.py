@@ -111,13 +111,19 @@ def _fake_step_flops(
         # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
         fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
         with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
-            method = getattr(fake, step)
-            loss = method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+            loss = call_step(fake, step, fake_batch)
             forward = counter.get_total_flops()
             if has_backward:
-                (loss["loss"] if isinstance(loss, Mapping) else loss).backward()
+                loss.backward()
     backward = counter.get_total_flops() - forward - sum(recomputed)
     return forward, backward, sum(recomputed), remarks
+
+
+def call_step(module: nn.Module, step: str, batch: Any) -> Any:
+    """The loss that a module's step returns, alone or in a mapping. A second parameter gets the batch's index, 0."""
+    method = getattr(module, step)
+    output = method(batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+    return output.get("loss") if isinstance(output, Mapping) else output
 
 
 class _Untracked(nullcontext[None]):
@@ -293,19 +299,23 @@ def skip_value_checks(module: nn.Module) -> None:
 
 
 def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
-    """A copy that logs nothing. It shares the module's trainer and data, which may be too large to copy, or refuse."""
+    """A copy that logs nothing. It shares the module's data and its trainer's parts, which may be too large to copy."""
     attributes = [item for part in module.modules() for item in vars(part).items()]
     shared: dict[int, Any] = {
         id(value): value
         for name, value in attributes
         # FSDP2's state has process groups.
-        if name == "_trainer"
-        or name.startswith("__composable_api_state_key")
-        or isinstance(value, (DataLoader, Dataset, DeviceMesh))
+        if name.startswith("__composable_api_state_key") or isinstance(value, (DataLoader, Dataset, DeviceMesh))
     }
     with ExitStack() as as_whole:
         shared |= _unshard(module, fake_mode, as_whole)
         copied = copy.deepcopy(module, shared)
+    if (trainer := copy.copy(getattr(module, "_trainer", None))) is not None:
+        # Its loggers would keep fake numbers. Lightning leaves the trainer out of a copied module.
+        trainer.loggers = []
+        for part in copied.modules():
+            if "_trainer" in vars(part):
+                vars(part)["_trainer"] = trainer
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
     skip_value_checks(copied)

@@ -49,7 +49,9 @@ _TRAINING_SHARE = 0.4
 #: less precision. The last of bfloat16's 8 bits is 0.4 %.
 _SAME, _ROUNDED = (1e-5, 1e-4), (0.005, 0.05)
 #: Guards on what a step does. They may not fail, and B may not be worse at one of them than A.
-_WORK_GUARDS = ("clocks", "mfu", "finite_loss", "inputs", "outputs", "gradients", "trained", "repeated_losses")
+_WORK_GUARDS = (
+    "clocks", "mfu", "finite_loss", "inputs", "outputs", "tokens", "gradients", "trained", "repeated_losses",
+)  # fmt: skip
 #: Work may differ by this fraction, as with a padded vocabulary.
 _WORK_FRACTION = 0.01
 

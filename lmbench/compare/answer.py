@@ -46,7 +46,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
         verdict, reasons, notes, slow = f"of {len(cells)} cells {tally}", [], [], []
     differences = dict.fromkeys(str(difference) for cell in cells for difference in cell.differences)
     if not differences and comparison.verdict != INVALID and any(cell.metrics for cell in cells):
-        differences = dict.fromkeys(["nothing that is recorded: an A/A comparison"])
+        differences = dict.fromkeys(["nothing but seeds at most: an A/A comparison"])
     left_out = defaultdict[str, list[str]](list)
     for name, side in sides.items():
         for run in (*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))):

@@ -169,3 +169,5 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(level)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
+    # A model that `from_pretrained` left in eval mode trains without dropout, and faster.
+    warnings.filterwarnings("default", message=r"Found .* in eval mode")

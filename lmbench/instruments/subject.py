@@ -232,7 +232,7 @@ def padding_of(batch: Any) -> tuple[int, int]:
 
 
 def _whole_number(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} returned {value!r}; it must return a whole number") from None
+    with suppress(TypeError):
+        if (number := operator.index(value)) >= 0:
+            return number
+    raise UsageError(f"{name} returned {value!r}; it must return a whole number, 0 or more")

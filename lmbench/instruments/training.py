@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from lmbench.flop_counter import call_step
 from lmbench.instruments.subject import tensors_of
 from lmbench.records.measured import TrainingFacts
 
@@ -128,19 +131,28 @@ def is_same_batch(batch: Any, other: Any) -> bool | None:
     return None
 
 
-def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
-    """The losses that the module's present weights give to batches, without compiled code; None if that fails.
+def try_batch(trainer: Trainer, batch: Any) -> tuple[torch.Tensor, int] | None:
+    """The loss that the module's present weights give to a batch, without compiled code; None if that fails.
 
     All batches meet the same random numbers, so that dropout makes no difference between them.
-    """
-    module, context = trainer.lightning_module, trainer.precision_plugin.train_step_context
 
-    def loss_of(batch: Any) -> float:
-        with isolate_rng():
-            output: Any = module.training_step(batch, 0)
-            return float(output["loss"] if isinstance(output, Mapping) else output)
+    Returns:
+        The loss, and the number of rows that all embeddings of the module look up: tokens, and any positions too.
+    """
+    embedded = []
+
+    def note(part: nn.Module, inputs: Any) -> None:
+        if isinstance(part, nn.Embedding):
+            embedded.append(inputs[0].numel())
 
     # The step is the user's code, and may rely on the loop around it.
-    with suppress(Exception), torch.no_grad(), torch.compiler.set_stance("force_eager"), context():
-        return [loss_of(batch) for batch in batches]
+    with (
+        suppress(Exception),
+        isolate_rng(),
+        torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),
+        trainer.precision_plugin.train_step_context(),
+        register_module_forward_pre_hook(note),
+    ):
+        return call_step(trainer.lightning_module, "training_step", batch).detach(), sum(embedded)
     return None

@@ -463,7 +463,11 @@ class TrainingFacts:
     gradient_norm: Number = about("2-norm of all gradients, before clipping.")
     has_new_batch: Flag = about("Whether the checked step had another batch than the step before it.")
     depends_on_batch: Flag = about(
-        "Whether the loss of the batch before is another one with the same weights; null if that was not tried."
+        "Whether the loss of the batch before is another one with the same weights; null if that was not tried, or if "
+        "losses of 16 bits are equal."
+    )
+    embedded_fraction: Fraction = about(
+        "Rows that the module's embeddings (nn.Embedding) look up for a batch, as a share of its tokens that count."
     )
     is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step, or it had no loss.")
 

@@ -306,7 +306,7 @@ class Data:
     context_length: Count = about("Tokens in a sequence.", "context")
     source: Text = about("Source of the tokens: `random` or `text`.")
     padding_fraction: Fraction = lower(
-        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100."
+        "Share of padding in the warm-up's tokens that count: outside of `attention_mask`, or else labels of -100."
     )
     described: Values = about("Further facts that the data module reports by its method `describe()`.", factory=dict)
 

@@ -30,6 +30,7 @@ CHOSEN = ("environment.code", "environment.versions", "sweep.environment")
 #: Facts that follow from settings or code. Where they differ, the steps may not do the same work.
 CONSEQUENCES = (
     "model.parameter_count", "model.optimizer", "model.attention", "model.checkpoint", "flops.per_token_flops",
+    "flops.recomputed_per_token_flops",
 )  # fmt: skip
 #: The record's field that has the value of an option which a run leaves to its default.
 _FIELD_OF = {
@@ -60,7 +61,12 @@ def settings(record: RunRecord) -> Values:
     """The run's settings by dotted name: its mode and configuration, or facts where no configuration is recorded."""
     if record.config is None:
         return {"mode": record.mode, **values_at(record, *FACTS)}
-    options = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, NOT_MEASURED)}
+    options = {
+        name: masked(value, name)
+        for name, value in leaves(record.config)
+        # A class without arguments has an empty mapping of them.
+        if value != {} and not is_named(name, NOT_MEASURED)
+    }
     # Whether there is a logger matters, since it costs time; its options do not.
     return {"mode": record.mode, **options, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
@@ -71,10 +77,9 @@ def chosen_differences(a: RunRecord, b: RunRecord) -> list[SettingDifference]:
 
 
 def differences(a: RunRecord, b: RunRecord) -> list[SettingDifference]:
-    """The chosen differences; then, if no setting of the model differs, differences in the model's facts."""
-    chosen = chosen_differences(a, b)
-    is_explained = any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen)
-    return chosen + ([] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES)))
+    """The chosen differences, then those of their consequences; a setting and its fact of the same name are one."""
+    consequences = _differing(a, b, lambda run: values_at(run, *CONSEQUENCES))
+    return [*dict.fromkeys([*chosen_differences(a, b), *consequences])]
 
 
 def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Values]) -> list[SettingDifference]:

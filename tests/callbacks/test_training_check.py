@@ -6,7 +6,7 @@ import pytest
 import torch
 from fit_process import SMALL, bench, measure_here, statuses
 from lightning.pytorch.plugins import MixedPrecision
-from strangers import ByHand, Data, OwnLoaders, Regression
+from strangers import ByHand, Data, OwnLoaders, Regression, TokenModel
 from tables import cases
 from torch import nn
 
@@ -107,6 +107,42 @@ class Blind(OwnLoaders):
 def test_dropout_is_no_dependence_on_the_batch():
     training = measure_here(Blind(), probe_steps=1).record.probe.training
     assert (training.has_new_batch, training.depends_on_batch) == (True, False)
+
+
+class Claiming(TokenModel):
+    """Counts more tokens than it takes, by a factor, or takes only a part of the batch."""
+
+    def __init__(self, factor=1, rows=4):
+        super().__init__()
+        self.factor, self.rows = factor, rows
+
+    def tokens_per_batch(self, batch):
+        return self.factor * batch[0].numel()
+
+    def training_step(self, batch):
+        return super().training_step([part[: self.rows] for part in batch])
+
+
+@cases("""
+- [claim, status, message]
+- [{}, pass, '']
+- [{factor: 2}, warn, at least 50% of the tokens that count reach no embedding of the step]
+- [{rows: 1}, warn, at least 75% of the tokens that count reach no embedding of the step]
+""")
+def test_tokens_that_count_without_being_computed_are_told(claim, status, message):
+    batches = [tuple(pair) for pair in torch.randint(50, (20, 2, 4, 8))]
+    run = measure_here(Claiming(**claim), batches, probe_steps=1).record
+    guard = {guard.name: guard for guard in run.guards}["tokens"]
+    assert (guard.status, guard.message) == (status, message)
+
+
+@pytest.mark.parametrize(("dtype", "answer"), [(torch.float32, False), (torch.bfloat16, None)])
+def test_equal_losses_of_16_bit_tell_nothing_of_their_batches(dtype, answer):
+    class Rounded(Blind):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).to(dtype)
+
+    assert measure_here(Rounded(), probe_steps=1).record.probe.training.depends_on_batch is answer
 
 
 @pytest.mark.parametrize("batch", [(torch.eye(16).to_sparse(),), ("a batch",)])

@@ -27,7 +27,9 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys, ref
     assert (code, answer["a"]["given"]) == (answer["exit_code"], "results/before")
     (cell,) = answer["cells"]
     assert [len(cell["used_a"]), len(cell["used_b"])] == [3, 3]
-    assert cell["differences"] == [{"name": "model.num_layers", "a": "1", "b": "2"}]
+    setting, *consequences = cell["differences"]
+    assert setting == {"name": "model.num_layers", "a": "1", "b": "2"}
+    assert [difference["name"] for difference in consequences] == ["model.parameter_count", "flops.per_token_flops"]
     before = [run.record for run in lmbench.load("results/before")]
     assert [(run.mode, run.sweep.repeat) for run in before] == [("forward", 0), ("forward", 1), ("forward", 2)]
     assert len({run.pid for run in before}) == 3

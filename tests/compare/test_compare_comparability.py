@@ -44,6 +44,21 @@ def test_what_the_user_changed_is_compared(tmp_path, changes):
     assert (cell.verdict, cell.metrics[0].finding) == ("slower", "slower")
 
 
+def test_other_work_is_told_beside_the_setting_of_the_model_that_brings_it(tmp_path):
+    facts = {"model__attention": "naive", "flops__per_token_flops": 500, "flops__recomputed_per_token_flops": 100}
+    common = {"flops__per_token_flops": 1000, "flops__recomputed_per_token_flops": 0, "model__attention": "sdpa"}
+    cell = compared(tmp_path, common=common, config__model__attention="naive", **facts)
+    assert [str(difference) for difference in cell.differences] == [
+        "model.attention: sdpa -> naive",
+        "flops.per_token_flops: 1000 -> 500",
+        "flops.recomputed_per_token_flops: 0 -> 100",
+    ]
+
+
+def test_no_arguments_of_a_class_are_no_difference(tmp_path):
+    assert compared(tmp_path, config__model__init_args={}).differences == []
+
+
 def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     changes = {"environment__code__project__commit": "bbbb", "config__model__attention": "naive"}
     assert compared(tmp_path / "1", about=["code", "model.attention"], **changes).verdict == "slower"

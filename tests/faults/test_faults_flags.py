@@ -48,6 +48,7 @@ def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_i
     run, left = fit(words, code=2)
     assert (run.outcome, run.record.exit_code, left) == ("error", 2, [])
     assert (run.record.error.kind, len(run.steps) in (1, 2)) == ("EmptyWindow", True)
+    assert run.record.error.brief.endswith("max_time, or lower warmup_steps")
     assert capsys.readouterr().err == ""
 
 

@@ -168,6 +168,13 @@ def test_a_copy_leaves_the_weights_alone():
         assert torch.equal(module.net[0].weight, before) == copy
 
 
+def test_layers_that_are_left_in_eval_mode_are_told():
+    module = OwnLoaders()
+    module.net.eval()
+    with pytest.warns(match="in eval mode"):
+        measure(module)
+
+
 def test_measure_works_in_a_thread_and_beside_a_running_event_loop():
     async def notebook_cell():
         return await asyncio.to_thread(measure), measure()

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fit_process import measure_here
+from lightning.pytorch.loggers.logger import DummyLogger
 from strangers import OwnLoaders, TokenModel
 from tables import cases
 
+from lmbench.errors import UsageError
 from lmbench.instruments.subject import describe_model, note_peak, padding_of
 from lmbench.precision import named_gpu
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -55,6 +57,18 @@ def test_the_share_of_padding_is_one_of_tokens_where_batches_differ_in_length_an
     assert "60.0 % of them padding" in str(run)
 
 
+@pytest.mark.parametrize(("counted", "share", "text"), [(2, 0.0, ""), (8, 0.75, "75.0 % of them padding")])
+def test_padding_that_tokens_per_batch_leaves_out_is_not_taken_off_twice(counted, share, text):
+    class Counting(Padded):
+        def tokens_per_batch(self, batch):
+            return counted
+
+    run = measure_here(Counting(), [{"input_ids": IDS[None], "labels": LABELS[None]}] * 5)
+    assert run.record.data.padding_fraction == share
+    assert text in str(run)
+    assert ("of them padding" in str(run)) == bool(text)
+
+
 class Growing(TokenModel):
     """Its product grows with the length of the sequences, which is short in the first batch."""
 
@@ -68,6 +82,41 @@ def test_flops_are_counted_on_a_batch_as_long_as_those_of_the_window():
     batches = [{"input_ids": torch.ones(1, 4 if index == 0 else 16, dtype=torch.long)} for index in range(20)]
     record = measure_here(Growing(), batches, steps=4, warmup_steps=2).record
     assert record.flops.per_token_flops == 3 * (2 * 2 * 16 * 8 + 2 * 8 * 50)
+
+
+class Asking(TokenModel):
+    """Asks its Trainer for the learning rate, and gives each loss to a logger of its own."""
+
+    def training_step(self, batch):
+        assert self.trainer.optimizers[0].param_groups[0]["lr"] > 0
+        loss = super().training_step((batch["input_ids"], batch["input_ids"]))
+        if self.logger:
+            self.logger.log_metrics({"mine": float(loss)})
+        return loss
+
+
+class Noting(DummyLogger):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def log_metrics(self, metrics, step=None):
+        self.losses += [metrics["mine"]] if "mine" in metrics else []
+
+
+def test_flops_of_a_step_that_asks_its_trainer_are_counted_and_its_loggers_get_no_fake_number():
+    logger = Noting()
+    record = measure_here(Asking(), [{"input_ids": IDS[None]}] * 5, {"logger": logger}).record
+    assert (record.flops.per_token_flops, record.flops.reason) == (3 * 2 * 8 * 50, None)
+    assert len(logger.losses) == 4
+
+
+@pytest.mark.parametrize("method", ["tokens_per_batch", "flops_per_token"])
+def test_a_count_below_0_is_refused(method):
+    module = OwnLoaders()
+    setattr(module, method, lambda *_: -5)
+    with pytest.raises(UsageError, match=rf"{method}\(.*\) returned -5; it must return a whole number, 0 or more"):
+        measure_here(module)
 
 
 def test_a_batch_without_tokens_tells_no_flops_a_token():
