@@ -300,6 +300,11 @@ def skip_value_checks(module: nn.Module) -> None:
 
 def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
     """A copy that logs nothing. It shares the module's data and its trainer's parts, which may be too large to copy."""
+    attached = getattr(module, "_trainer", None)
+    trainer = copy.copy(attached)
+    if trainer is not None:
+        # They would keep fake numbers.
+        trainer.loggers = []
     attributes = [item for part in module.modules() for item in vars(part).items()]
     shared: dict[int, Any] = {
         id(value): value
@@ -309,13 +314,11 @@ def _copy_to_count(module: nn.Module, fake_mode: Any) -> nn.Module:
     }
     with ExitStack() as as_whole:
         shared |= _unshard(module, fake_mode, as_whole)
-        copied = copy.deepcopy(module, shared)
-    if (trainer := copy.copy(getattr(module, "_trainer", None))) is not None:
-        # Its loggers would keep fake numbers. Lightning leaves the trainer out of a copied module.
-        trainer.loggers = []
-        for part in copied.modules():
-            if "_trainer" in vars(part):
-                vars(part)["_trainer"] = trainer
+        copied = copy.deepcopy(module, {**shared, id(attached): trainer})
+    for part in copied.modules():
+        # Lightning leaves the trainer out of a copied module.
+        if "_trainer" in vars(part):
+            vars(part)["_trainer"] = trainer
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
     skip_value_checks(copied)
