@@ -11,8 +11,8 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.fused import fused_trace
-from lmbench.kernels.graph import Graph
-from lmbench.kernels.matching import graph_of
+from lmbench.kernels.graph import Graph, build_graph
+from lmbench.kernels.matching import load_traces
 from lmbench.kernels.names import short_name
 from lmbench.kernels.pieces import LAUNCHING, UNEXPLAINED, places
 from lmbench.kernels.what_if import GraphChange, WhatIf, checked_fraction, read_changes
@@ -41,7 +41,7 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
         UsageError: a source cannot be read, or a change is none or changes nothing in these traces.
     """
     changes = read_changes(what_if) if what_if is not None else None
-    graph = graph_of(sources)
+    graph = build_graph(load_traces(sources))
     simulation = WhatIf(graph)
     shown = _late_pieces(graph, graph.path).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
     step_s, count = simulation.traced_s, len(graph.traces)

@@ -12,9 +12,9 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, run_lines
-from lmbench.kernels.findings import KernelFindings, examine, examine_trace
+from lmbench.kernels.findings import KernelFindings, examine_trace
 from lmbench.kernels.frameworks import framework_lines
-from lmbench.kernels.matching import collective_kernels, load_ranks, match_collectives, traces_at
+from lmbench.kernels.matching import collective_kernels, load_traces
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, guard_lines
@@ -36,11 +36,9 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     Raises:
         UsageError: a file cannot be read as a trace, two traces are of one rank, or the rank of a trace is unknown.
     """
-    paths = traces_at(sources)
-    if len(paths) == 1:
-        return kernels_answer(examine(paths[0]))
-    traces = match_collectives(load_ranks(paths))
-    findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
+    findings = {rank: examine_trace(trace) for rank, trace in load_traces(sources).items()}
+    if len(findings) == 1:
+        return kernels_answer(*findings.values())
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
         if len(without_kernels) < len(findings):
