@@ -155,17 +155,22 @@ def _host_lines(findings: KernelFindings) -> Iterator[Line]:
     """Lines of a trace without kernels: the reason, and the operators of each longer phase, with a function beside."""
     yield Line("note", f"no kernels in this trace: {findings.why_no_kernels}")
     times = host_times(findings.graph)
-    for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
-        text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
-        if operators := _shares(findings.operators[findings.operators.phase == phase.phase], "name"):
-            text += f": {operators}"
-        if phase.function_s >= _LARGE_FRACTION * phase.host_s:
-            text += f"; {milliseconds(phase.function_s)} ms in {phase.function}"
-        elif phase.operators_s < phase.host_s / 2:
+    times["s"] = times.ns / 1e9 / findings.graph.steps
+    phases_s = times.groupby("phase").s.sum().sort_values(ascending=False)
+    for phase, host_s in phases_s[phases_s >= _LARGE_FRACTION * phases_s.sum()].items():
+        rows, operators = (frame[frame.phase == phase] for frame in (times, findings.operators))
+        operators_s = operators.self_s.sum()
+        text = f"operators {milliseconds(operators_s)} of {milliseconds(host_s)} ms"
+        if len(operators):
+            text += f": {_shares(operators, 'name')}"
+        function = rows[rows.function != ""].nlargest(1, "s")
+        if function.s.sum() >= _LARGE_FRACTION * host_s:
+            text += f"; {milliseconds(function.s.iat[0])} ms in {function.function.iat[0]}"
+        elif operators_s < host_s / 2:
             text += f"; beside them Python: {NAMES.causes[HOST_CODE].remedy}"
-        if phase.phase == "data":
+        if phase == "data":
             text += f"; {NAMES.causes[DATA].remedy}"
-        yield Line(phase.phase, text)
+        yield Line(str(phase), text)
 
 
 def _wait_lines(findings: KernelFindings) -> Iterator[Line]:
