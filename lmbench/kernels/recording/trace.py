@@ -55,8 +55,9 @@ class Recording:
         self._capture = self._device.capture if tool == "nsys" else None
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
-        self._patches = ExitStack()
-        self._graphs = self._patches.enter_context(noted_graphs()) if tool == "torch" else []
+        # What the recording has changed in PyTorch and in the module.
+        self._undo = ExitStack()
+        self._graphs = self._undo.enter_context(noted_graphs()) if tool == "torch" else []
 
     def prepare(self) -> None:
         """Switch the profiler on early, so that the steps before `start`, not the recorded ones, pay for that.
@@ -77,10 +78,12 @@ class Recording:
     def start(self) -> None:
         """Begin to record; call this between two steps, with an idle device."""
         self._modules = ModuleRanges(self._module, self._device.markers)
+        self._undo.callback(self._modules.remove)
         if self._profile is not None:
             self._profile.start_trace()
         elif self._capture is not None:
             self._capture.start()
+            self._undo.callback(self._capture.stop)
 
     def end_step(self) -> None:
         """Count a whole step, which is now over."""
@@ -97,12 +100,8 @@ class Recording:
             OSError: the trace cannot be written.
         """
         self.ranges.end()
+        self._undo.close()
         modules, profiler = self._modules, self._profile
-        if modules is not None:
-            modules.remove()
-            if self._capture is not None:
-                self._capture.stop()
-        self._patches.close()
         if profiler is None:
             return None
         self._device.synchronize()
