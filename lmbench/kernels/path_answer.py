@@ -97,8 +97,6 @@ def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
     That is the last rank's time before a collective, from when the lower half of the others had come.
     """
     joins = graph.links[graph.links.kind == "join"]
-    if joins.empty:
-        return path
     on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
     # The links of a moment are in the order of their sources.
     joins = joins[joins.target.isin(on_path)]
