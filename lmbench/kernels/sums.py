@@ -158,7 +158,7 @@ def host_times(graph: Graph) -> pd.DataFrame:
     # The engine's event has only its own work around a node: the node's function has an event of its own.
     names = np.where(trace.host.is_engine, "autograd engine", trace.host.names)
     function = take(functions.names, functions.around(trace.events.main_thread, pieces.start_ns), "")
-    pieces = pieces.astype({"phase": object}).assign(
+    pieces = pieces.assign(
         name=np.where(is_operator, take(names, around, ""), ""), function=np.where(is_operator, "", function)
     )
     groups = pieces.groupby(["phase", "name", "function"], sort=False)
