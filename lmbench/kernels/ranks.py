@@ -54,17 +54,16 @@ def _answer(findings: dict[int, KernelFindings]) -> Answer:
     first = next(iter(findings.values()))
     kernels = [result.trace.kernels.assign(rank=rank) for rank, result in findings.items()]
     matches = pd.concat(kernels, ignore_index=True).dropna(subset="match")
-    matches["is_last"] = matches.index.isin(matches.groupby("match").wait_ns.idxmin())
+    # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
+    last = matches.loc[matches.groupby("match").wait_ns.idxmin()].query("is_clocked").set_index("match")
     matches = matches[matches.is_clocked]
     waits = matches.groupby("match").wait_ns
-    # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
-    last = matches.assign(
-        longest_s=waits.transform("max") / 1e9,
-        mean_wait_s=waits.transform("sum") / (waits.transform("size") - 1) / 1e9,
-        cost_s=(matches.duration_ns - matches.wait_ns) / 1e9,
-        kind=matches.collective,
-    )
-    last = last[last.is_last].sort_values("longest_s", ascending=False)
+    last = last.assign(
+        longest_s=waits.max() / 1e9,
+        mean_wait_s=waits.sum() / (waits.size() - 1) / 1e9,
+        cost_s=(last.duration_ns - last.wait_ns) / 1e9,
+        kind=last.collective,
+    ).sort_values("longest_s", ascending=False)
     rows = pd.DataFrame({rank: result.clocks.total for rank, result in findings.items()}).T.rename_axis("rank")
     rows = rows.assign(
         computing_s=rows.busy_s - rows.comm_exposed_s,
