@@ -89,9 +89,9 @@ def phase_clocks(graph: Graph) -> Clocks:
     busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))
     idle, counted = _idle_pieces(graph, pauses), queue[queue.is_clocked]
     clocked = pd.concat([busy, idle])
-    ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     begin, end = trace.clocked_ns
-    host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
+    borders = np.append(timeline.start_ns, timeline.end_ns)
+    host_start, host_end, _ = cut(np.array([begin]), np.array([end]), borders)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
         _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps),
