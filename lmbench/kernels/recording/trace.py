@@ -152,6 +152,10 @@ def noted_graphs() -> Iterator[list[GraphNotes]]:
     dump = getattr(debug, "dump_inductor_provenance_info", dict)
     graphs, paths, weightless = list[GraphNotes](), dict[str, str](), set[str]()
 
+    def notes() -> dict[str, list[str]]:
+        """Inductor's notes on the current graph: the names of operations by kernel launch."""
+        return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
+
     def note_graph(graph: torch.fx.Graph) -> None:
         """Note the innermost module of each operation of a graph that Inductor is about to compile."""
         nonlocal paths, weightless
@@ -160,12 +164,12 @@ def noted_graphs() -> Iterator[list[GraphNotes]]:
             users_pass(graph)
         paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
         weightless = {node.name for node in graph.nodes if _operation(node) in NAMES.weightless}
-        _notes().clear()
+        notes().clear()
 
     def note_kernels() -> Any:
         """Add an entry: Inductor dumps its own notes on a graph once all kernels of the graph are made."""
         launches = {}
-        for key, nodes in _notes().items():
+        for key, nodes in notes().items():
             # A key is `<kernel>:<number of the launch>`.
             name, _, number = key.rpartition(":")
             # Weightless operations only count in a kernel that has no others.
@@ -181,13 +185,6 @@ def noted_graphs() -> Iterator[list[GraphNotes]]:
         patch.object(debug, "dump_inductor_provenance_info", note_kernels, create=True),
     ):
         yield graphs
-
-
-def _notes() -> dict[str, list[str]]:
-    """Inductor's notes on the current graph: the names of operations by kernel launch."""
-    from torch._inductor import debug
-
-    return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
 
 
 def _operation(node: torch.fx.Node) -> str:
