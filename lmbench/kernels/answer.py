@@ -137,11 +137,10 @@ def _headline(findings: KernelFindings, top: int) -> Iterator[Line]:
         lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
         yield Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}")
-    hidden_s = total.comm_s - total.comm_exposed_s
-    yield Line("kinds", _shares(without_hidden(work.by("kind"), "kind", hidden_s), "kind"))
+    yield Line("kinds", _shares(without_hidden(findings, "kind"), "kind"))
     yield from labelled("products", _shares(work.by("precision").query("precision != ''"), "precision"))
     if work.fraction("part", UNCLASSIFIED) < _MAX_UNCLASSIFIED_FRACTION:
-        yield Line("parts", _shares(without_hidden(work.by("part"), "part", hidden_s), "part"))
+        yield Line("parts", _shares(without_hidden(findings, "part"), "part"))
     if OUTSIDE in phases.index and len(findings.annotations):
         yield Line("ranges", _shares(findings.annotations.nlargest(_TOP, "own_s"), "name"))
     for position, kernel in enumerate(work.kernels()[:top].itertuples()):
@@ -192,9 +191,11 @@ def _shares(rows: pd.DataFrame, key: str) -> str:
     return ", ".join(f"{name} {percent(share)}" for name, share in shares)
 
 
-def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFrame:
+def without_hidden(findings: KernelFindings, axis: str) -> pd.DataFrame:
     """Rows of `Work.by` by kind or part, less the communication beside computing: what is left fits into the step."""
-    kernel_s = (rows.kernel_s - np.where(rows[key] == "comm", hidden_s, 0.0)).clip(lower=0.0)
+    rows, total = findings.work.by(axis), findings.clocks.total
+    hidden_s = np.where(rows[axis] == "comm", total.comm_s - total.comm_exposed_s, 0.0)
+    kernel_s = (rows.kernel_s - hidden_s).clip(lower=0.0)
     rows = rows.assign(kernel_s=kernel_s, share_fraction=kernel_s / (kernel_s.sum() or 1.0))
     return rows.sort_values("kernel_s", ascending=False, kind="stable")
 
