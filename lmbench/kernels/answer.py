@@ -137,11 +137,10 @@ def _headline(findings: KernelFindings, top: int) -> Iterator[Line]:
         lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
         yield Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}")
-    hidden_s = total.comm_s - total.comm_exposed_s
-    yield Line("kinds", _shares(without_hidden(work.by("kind"), "kind", hidden_s), "kind"))
+    yield Line("kinds", _shares(without_hidden(findings, "kind"), "kind"))
     yield from labelled("products", _shares(work.by("precision").query("precision != ''"), "precision"))
     if work.fraction("part", UNCLASSIFIED) < _MAX_UNCLASSIFIED_FRACTION:
-        yield Line("parts", _shares(without_hidden(work.by("part"), "part", hidden_s), "part"))
+        yield Line("parts", _shares(without_hidden(findings, "part"), "part"))
     if OUTSIDE in phases.index and len(findings.annotations):
         yield Line("ranges", _shares(findings.annotations.nlargest(_TOP, "own_s"), "name"))
     for position, kernel in enumerate(work.kernels()[:top].itertuples()):
@@ -155,17 +154,22 @@ def _host_lines(findings: KernelFindings) -> Iterator[Line]:
     """Lines of a trace without kernels: the reason, and the operators of each longer phase, with a function beside."""
     yield Line("note", f"no kernels in this trace: {findings.why_no_kernels}")
     times = host_times(findings.graph)
-    for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
-        text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
-        if operators := _shares(findings.operators[findings.operators.phase == phase.phase], "name"):
-            text += f": {operators}"
-        if phase.function_s >= _LARGE_FRACTION * phase.host_s:
-            text += f"; {milliseconds(phase.function_s)} ms in {phase.function}"
-        elif phase.operators_s < phase.host_s / 2:
+    times["s"] = times.ns / 1e9 / findings.graph.steps
+    phases_s = times.groupby("phase").s.sum().sort_values(ascending=False)
+    for phase, host_s in phases_s[phases_s >= _LARGE_FRACTION * phases_s.sum()].items():
+        rows, operators = (frame[frame.phase == phase] for frame in (times, findings.operators))
+        operators_s = operators.self_s.sum()
+        text = f"operators {milliseconds(operators_s)} of {milliseconds(host_s)} ms"
+        if len(operators):
+            text += f": {_shares(operators, 'name')}"
+        function = rows[rows.function != ""].nlargest(1, "s")
+        if function.s.sum() >= _LARGE_FRACTION * host_s:
+            text += f"; {milliseconds(function.s.iat[0])} ms in {function.function.iat[0]}"
+        elif operators_s < host_s / 2:
             text += f"; beside them Python: {NAMES.causes[HOST_CODE].remedy}"
-        if phase.phase == "data":
+        if phase == "data":
             text += f"; {NAMES.causes[DATA].remedy}"
-        yield Line(phase.phase, text)
+        yield Line(str(phase), text)
 
 
 def _wait_lines(findings: KernelFindings) -> Iterator[Line]:
@@ -187,9 +191,11 @@ def _shares(rows: pd.DataFrame, key: str) -> str:
     return ", ".join(f"{name} {percent(share)}" for name, share in shares)
 
 
-def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFrame:
+def without_hidden(findings: KernelFindings, axis: str) -> pd.DataFrame:
     """Rows of `Work.by` by kind or part, less the communication beside computing: what is left fits into the step."""
-    kernel_s = (rows.kernel_s - np.where(rows[key] == "comm", hidden_s, 0.0)).clip(lower=0.0)
+    rows, total = findings.work.by(axis), findings.clocks.total
+    hidden_s = np.where(rows[axis] == "comm", total.comm_s - total.comm_exposed_s, 0.0)
+    kernel_s = (rows.kernel_s - hidden_s).clip(lower=0.0)
     rows = rows.assign(kernel_s=kernel_s, share_fraction=kernel_s / (kernel_s.sum() or 1.0))
     return rows.sort_values("kernel_s", ascending=False, kind="stable")
 

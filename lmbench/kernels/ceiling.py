@@ -126,10 +126,8 @@ def _device(environment: RunEnvironment) -> str:
     return environment.device_name or "cpu"
 
 
-def find_ceiling(folder: Path, environment: RunEnvironment | None) -> tuple[Path, CeilingRecord] | None:
+def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, CeilingRecord] | None:
     """The newest ceiling of a run's device in the folders above the run's, and its file; None without such a record."""
-    if environment is None:
-        return None
     ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):

@@ -15,9 +15,9 @@ from lmbench.records.intervals import NONE, Integers, covered, cut, paint, take,
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
 # between two ranges of the host.
 _SLIVER_FRACTION = 0.005
-_IDLE = ["queued_gap_s", "host_wait_s", "other_idle_s"]
-_COMM_TIMES = ["comm_s", "comm_exposed_s", "rank_wait_s"]
-_TIMES = ["busy_s", *_IDLE, *_COMM_TIMES]
+# Kinds of a device's time, as columns of its pieces.
+_IDLE = ["queued_gap_ns", "host_wait_ns", "other_idle_ns"]
+_TIMES = ["busy_ns", *_IDLE, "comm_ns", "comm_exposed_ns", "rank_wait_ns"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +89,13 @@ def phase_clocks(graph: Graph) -> Clocks:
     busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))
     idle, counted = _idle_pieces(graph, pauses), queue[queue.is_clocked]
     clocked = pd.concat([busy, idle])
-    ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     begin, end = trace.clocked_ns
-    host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
+    borders = np.append(timeline.start_ns, timeline.end_ns)
+    host_start, host_end, _ = cut(np.array([begin]), np.array([end]), borders)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
         _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps),
-        idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps),
+        idle.dropna(subset="host_wait_ns"), _collectives(clocked, counted, steps),
     )  # fmt: skip
 
 
@@ -121,22 +121,25 @@ def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.
     cost_s = (comm.duration_ns - comm.wait_ns) / 1e9
     groups = comm.assign(cost_s=cost_s.where(comm.message_bytes.notna())).groupby(keys)
     sums = groups[["message_bytes", "bus_bytes", "cost_s"]].sum(min_count=1).assign(calls=groups.size())
-    return (sums / steps).join(_means(pieces, keys, steps)[_COMM_TIMES]).reset_index()
+    times = _means(pieces, keys, steps)[["comm_s", "comm_exposed_s", "rank_wait_s"]]
+    return (sums / steps).join(times).reset_index()
 
 
 def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
     """Seconds per step of each kind of time by the columns `keys`, with `idle_s` and `window_s`."""
-    times = pieces.groupby([*keys, "time"]).ns.sum().unstack(fill_value=0).reindex(columns=_TIMES, fill_value=0)
-    times["idle_s"] = times[_IDLE].sum(axis=1)
-    return times.assign(window_s=times.busy_s + times.idle_s) / steps / 1e9
+    times = pieces.groupby(keys)[_TIMES].sum()
+    times["idle_ns"] = times[_IDLE].sum(axis=1)
+    times["window_ns"] = times.busy_ns + times.idle_ns
+    return (times / steps / 1e9).rename(columns=lambda name: name.replace("_ns", "_s"))
 
 
 def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The time of one device's kernels in pieces, and its pauses, the idle times between them.
 
-    Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. A pause has
-    `device`, `start_ns`, `end_ns`, `after`, the index of the kernel that ends it or NONE, and `gap_phase`, that of the
-    kernel before. Pauses last from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the last one.
+    A piece has the columns of `_TIMES` that it counts for, and the `phase`, `collective` and `device` of its kernel. A
+    pause has `device`, `start_ns`, `end_ns`, `after`, the index of the kernel that ends it or NONE, and `gap_phase`,
+    that of the kernel before. Pauses last from `span[0]` to `span[1]`; each ends with a clocked kernel, or with the
+    last one.
     """
     start, end = queue.start_ns.to_numpy(), queue.end_ns.to_numpy()
     position, is_compute = np.arange(len(queue)), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
@@ -159,10 +162,12 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
 
     last_rank_ns = (comm.start_ns + comm.wait_ns).clip(comm.begin_ns, comm.past_ns)
     pieces = pd.concat([
-        busy.assign(time="busy_s", ns=busy.past_ns - busy.begin_ns),
-        comm.assign(time="comm_s", ns=comm.past_ns - comm.begin_ns),
-        comm.assign(time="comm_exposed_s", ns=exposed(comm.past_ns) - exposed(comm.begin_ns)),
-        comm.assign(time="rank_wait_s", ns=exposed(last_rank_ns) - exposed(comm.begin_ns)),
+        busy.assign(busy_ns=busy.past_ns - busy.begin_ns),
+        comm.assign(
+            comm_ns=comm.past_ns - comm.begin_ns,
+            comm_exposed_ns=exposed(comm.past_ns) - exposed(comm.begin_ns),
+            rank_wait_ns=exposed(last_rank_ns) - exposed(comm.begin_ns),
+        ),
     ])  # fmt: skip
     latest_end = np.maximum.accumulate(end)
     latest = np.maximum.accumulate(np.where(end == latest_end, position, 0))
@@ -175,7 +180,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
         "gap_phase": np.append(OUTSIDE, queue.phase.iloc[latest]),
         "device": queue.device.iat[0],
     })[np.append(queue.is_clocked, True)]  # fmt: skip
-    return pieces[(pieces.ns > 0) & pieces.is_clocked], pauses[pauses.end_ns > pauses.start_ns]
+    return pieces[pieces.is_clocked], pauses[pauses.end_ns > pauses.start_ns]
 
 
 def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
@@ -188,12 +193,14 @@ def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     at = zip(moments.tolist(), (pauses.start_ns + trace.shift_ns).tolist(), strict=True)
     pieces = graph.chain_pieces([graph.measured.chain(moment, begin_ns) for moment, begin_ns in at])
     pieces = pieces.join(pauses[["pause_ns", "device", "gap_phase"]], on="chain")
-    is_host = pieces.thread.notna() | (pieces.cause == LAUNCHING)
-    pieces["time"] = np.select([pieces.cause == GAPS, is_host], ["queued_gap_s", "host_wait_s"], "")
-    pieces["phase"] = np.where(pieces.cause == GAPS, pieces.gap_phase, pieces.phase)
-    pieces = pieces[pieces.time != ""]
+    is_gap, is_host = pieces.cause == GAPS, pieces.thread.notna() | (pieces.cause == LAUNCHING)
+    pieces = pieces.assign(
+        queued_gap_ns=pieces.ns.where(is_gap),
+        host_wait_ns=pieces.ns.where(is_host),
+        phase=np.where(is_gap, pieces.gap_phase, pieces.phase),
+    )[is_gap | is_host]
     told_ns = pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
     rest_ns = pauses.pause_ns - told_ns
     phase = take(trace.kernels.phase, pauses.after.to_numpy(), trace.timeline.at(pauses.start_ns.to_numpy()))
-    rest = pd.DataFrame({"time": "other_idle_s", "ns": rest_ns, "phase": phase, "device": pauses.device})
-    return pd.concat([pieces, rest[rest.ns > 0]], ignore_index=True)
+    rest = pd.DataFrame({"other_idle_ns": rest_ns, "phase": phase, "device": pauses.device})
+    return pd.concat([pieces, rest[rest_ns > 0]], ignore_index=True)

@@ -30,10 +30,10 @@ _SPLIT_SUM = re.compile(r"split_?k_?reduce", re.IGNORECASE)
 #: The name of a launch that a graph lists and its part; or the name of a kernel that ran and its kind.
 Launch = tuple[str, str]
 #: The launches of a compiled graph, in order: Triton kernels by their names, library calls by operator (`mm`).
-Graph = list[Launch]
+CompiledGraph = list[Launch]
 
 
-def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> list[Graph]:
+def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> list[CompiledGraph]:
     """The compiled graphs in a trace's notes; `classes` has the class name of each module by path."""
 
     def launch(name: str, paths: list[str]) -> Launch:
@@ -47,7 +47,7 @@ def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> lis
     return [[launch(*kernel) for kernel in graph.kernels] for graph in stored]
 
 
-def parts_in_graphs(kernels: pd.DataFrame, host: HostEvents, graphs: Sequence[Graph]) -> dict[int, str]:
+def parts_in_graphs(kernels: pd.DataFrame, host: HostEvents, graphs: Sequence[CompiledGraph]) -> dict[int, str]:
     """The part of each kernel that a call of a compiled graph launched, by the kernel's index; empty if unknown."""
     parts: dict[int, str] = {}
     calls = host.nesting.innermost(starting(host.names, _GRAPH_CALL))
@@ -59,7 +59,7 @@ def parts_in_graphs(kernels: pd.DataFrame, host: HostEvents, graphs: Sequence[Gr
     return parts
 
 
-def parts_of_call(graphs: Sequence[Graph], ran: Sequence[Launch]) -> list[str]:
+def parts_of_call(graphs: Sequence[CompiledGraph], ran: Sequence[Launch]) -> list[str]:
     """The part of each kernel that one call ran, empty where it is unknown; `ran` has names and kinds in order.
 
     All parts are empty if no graph fits the call's Triton kernels, or if graphs that fit differ in their parts.
@@ -80,13 +80,13 @@ def parts_of_call(graphs: Sequence[Graph], ran: Sequence[Launch]) -> list[str]:
     return parts
 
 
-def _graph_of(graphs: Iterable[Graph], triton: Sequence[str]) -> Graph:
+def _graph_of(graphs: Iterable[CompiledGraph], triton: Sequence[str]) -> CompiledGraph:
     """The graph whose call ran these Triton kernels; empty if none fits, or if graphs that fit differ.
 
     A graph fits if its listed Triton kernels were launched, all of them and in its order. Of these, the graphs with the
     most listed kernels are taken: Inductor does not list every kernel (in torch 2.11 none that reduces along two axes).
     """
-    fitting = defaultdict[int, list[Graph]](list)
+    fitting = defaultdict[int, list[CompiledGraph]](list)
     for graph in graphs:
         listed = [name for name, _ in graph if name.startswith(TRITON)]
         listed_names = set(listed)

@@ -16,7 +16,7 @@ from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph, build_graph
 from lmbench.kernels.links import TOLERANCE_NS
-from lmbench.kernels.matching import graph_of, traces_at
+from lmbench.kernels.matching import load_traces, traces_at
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
@@ -197,8 +197,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
     """The summary and the guards of the trace in a run's folder. Raises UsageError for a trace that cannot be read."""
     findings = examine(folder)
-    paths = traces_at([folder])
-    if len(paths) > 1 and len(paths) == findings.trace.events.distributed.world_size:
+    if 1 < len(traces_at([folder])) == findings.trace.events.distributed.world_size:
         # The other ranks have written their traces: a collective is then told from the wait for the last rank.
-        return summarize(replace(findings, graph=graph_of([folder]))), findings.guards
+        return summarize(replace(findings, graph=build_graph(load_traces([folder])))), findings.guards
     return summarize(findings), findings.guards

@@ -120,6 +120,8 @@ class Graph:
         after = frame.link.where(kind == "return").mask(is_launched, NONE)
         frame["after"] = after.groupby(frame.chain).ffill().fillna(NONE)
         pieces = frame.merge(self.pieces, on="link")
+        # Words, since groups of categories have members that are not there (pandas 2).
+        pieces = pieces.astype(dict.fromkeys(pieces.select_dtypes("category"), object))
         start_ns = np.maximum(pieces.start_ns, pieces.begin_ns)
         pieces["ns"] = np.minimum(pieces.start_ns + pieces.ns, pieces.past_ns) - start_ns
         return pieces.assign(start_ns=start_ns)[pieces.ns > 0].drop(columns=["begin_ns", "past_ns"])

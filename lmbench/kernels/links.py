@@ -54,9 +54,7 @@ def find_links(traces: Mapping[int, Trace]) -> tuple[pd.DataFrame, pd.DataFrame]
         part = _RankGraph(trace, sum(map(len, parts)))
         parts.append(part.activities().assign(rank=rank))
         links += part.links
-    activities, linked = pd.concat(parts, ignore_index=True), pd.concat(links, ignore_index=True)
-    if activities.match.notna().any():
-        activities, linked = _joined(activities, linked)
+    activities, linked = _joined(pd.concat(parts, ignore_index=True), pd.concat(links, ignore_index=True))
     return activities, _settled(activities, linked)
 
 

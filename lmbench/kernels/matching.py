@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.graph import Graph, build_graph
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.progress import progress
@@ -37,22 +36,17 @@ def traces_at(sources: Iterable[str | Path]) -> list[Path]:
     return paths
 
 
-def graph_of(sources: Iterable[str | Path]) -> Graph:
-    """The graph of one trace, or of those of several ranks.
+def load_traces(sources: Iterable[str | Path]) -> dict[int, Trace]:
+    """The traces at paths by rank, in order: a single one as it is, those of several ranks by `match_collectives`.
 
     Raises:
-        UsageError: a file cannot be read as a trace, two traces are of one rank, or the rank of a trace is unknown.
+        UsageError: a file cannot be read as a trace; or of several, two are of one rank, or the rank of one is unknown.
     """
     paths = traces_at(sources)
     if len(paths) == 1:
         trace = load_trace(paths[0])
-        return build_graph({trace.rank or 0: trace})
-    return build_graph(match_collectives(load_ranks(paths)))
-
-
-def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
-    """The traces by rank, in order. Raises UsageError where the rank of one is unknown or that of another."""
-    traces = {}
+        return {trace.rank or 0: trace}
+    traces = dict[int, Trace]()
     with progress("kernels", len(paths)) as task:
         for path in paths:
             task.begin(path.name)
@@ -64,7 +58,7 @@ def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
                     "`lmbench compare --kernels A B` compares two"
                 )
             traces[rank] = trace
-    return dict(sorted(traces.items()))
+    return match_collectives(dict(sorted(traces.items())))
 
 
 def collective_kernels(trace: Trace) -> pd.DataFrame:

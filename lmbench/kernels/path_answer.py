@@ -11,8 +11,8 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.fused import fused_trace
-from lmbench.kernels.graph import Graph
-from lmbench.kernels.matching import graph_of
+from lmbench.kernels.graph import Graph, build_graph
+from lmbench.kernels.matching import load_traces
 from lmbench.kernels.names import short_name
 from lmbench.kernels.pieces import LAUNCHING, UNEXPLAINED, places
 from lmbench.kernels.what_if import GraphChange, WhatIf, checked_fraction, read_changes
@@ -41,9 +41,9 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
         UsageError: a source cannot be read, or a change is none or changes nothing in these traces.
     """
     changes = read_changes(what_if) if what_if is not None else None
-    graph = graph_of(sources)
+    graph = build_graph(load_traces(sources))
     simulation = WhatIf(graph)
-    shown = _late_pieces(graph, graph.path).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
+    shown = _late_pieces(graph).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
     step_s, count = simulation.traced_s, len(graph.traces)
     sums = {axis: shown.groupby(axis).s.sum().sort_values(ascending=False) for axis in ("cause", "phase", "part")}
     ranks = f" over {count} ranks" if count > 1 else ""
@@ -91,14 +91,12 @@ def _listed(sums: pd.Series, step_s: float) -> str:
     return ", ".join(f"{name} {milliseconds(time_s)} ms" for name, time_s in large.items()) or "-"
 
 
-def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
-    """The pieces of the path, in which the time that other ranks waited has the cause `waiting for rank N`.
+def _late_pieces(graph: Graph) -> pd.DataFrame:
+    """The pieces of the critical path, in which the time that other ranks waited has the cause `waiting for rank N`.
 
     That is the last rank's time before a collective, from when the lower half of the others had come.
     """
-    joins = graph.links[graph.links.kind == "join"]
-    if joins.empty:
-        return path
+    path, joins = graph.path, graph.links[graph.links.kind == "join"]
     on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
     # The links of a moment are in the order of their sources.
     joins = joins[joins.target.isin(on_path)]
@@ -118,7 +116,7 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> Iterator[Line]
     """A line for the call after which most of the launching on the path comes: it had waited for the device."""
     graph, path = simulation.graph, simulation.graph.path
     launching = pieces[pieces.cause == LAUNCHING]
-    calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
+    calls = path[path.link == path.after].drop_duplicates("link")
     place_of = (calls.name + " " + places(graph.traces, calls)).str.rstrip().set_axis(calls.link)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.max() >= _LARGE_FRACTION * simulation.traced_s:

@@ -12,9 +12,9 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, run_lines
-from lmbench.kernels.findings import KernelFindings, examine, examine_trace
+from lmbench.kernels.findings import KernelFindings, examine_trace
 from lmbench.kernels.frameworks import framework_lines
-from lmbench.kernels.matching import collective_kernels, load_ranks, match_collectives, traces_at
+from lmbench.kernels.matching import collective_kernels, load_traces
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, guard_lines
@@ -36,11 +36,9 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     Raises:
         UsageError: a file cannot be read as a trace, two traces are of one rank, or the rank of a trace is unknown.
     """
-    paths = traces_at(sources)
-    if len(paths) == 1:
-        return kernels_answer(examine(paths[0]))
-    traces = match_collectives(load_ranks(paths))
-    findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
+    findings = {rank: examine_trace(trace) for rank, trace in load_traces(sources).items()}
+    if len(findings) == 1:
+        return kernels_answer(*findings.values())
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
         if len(without_kernels) < len(findings):
@@ -56,17 +54,16 @@ def _answer(findings: dict[int, KernelFindings]) -> Answer:
     first = next(iter(findings.values()))
     kernels = [result.trace.kernels.assign(rank=rank) for rank, result in findings.items()]
     matches = pd.concat(kernels, ignore_index=True).dropna(subset="match")
-    matches["is_last"] = matches.index.isin(matches.groupby("match").wait_ns.idxmin())
+    # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
+    last = matches.loc[matches.groupby("match").wait_ns.idxmin()].query("is_clocked").set_index("match")
     matches = matches[matches.is_clocked]
     waits = matches.groupby("match").wait_ns
-    # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
-    last = matches.assign(
-        longest_s=waits.transform("max") / 1e9,
-        mean_wait_s=waits.transform("sum") / (waits.transform("size") - 1) / 1e9,
-        cost_s=(matches.duration_ns - matches.wait_ns) / 1e9,
-        kind=matches.collective,
-    )
-    last = last[last.is_last].sort_values("longest_s", ascending=False)
+    last = last.assign(
+        longest_s=waits.max() / 1e9,
+        mean_wait_s=waits.sum() / (waits.size() - 1) / 1e9,
+        cost_s=(last.duration_ns - last.wait_ns) / 1e9,
+        kind=last.collective,
+    ).sort_values("longest_s", ascending=False)
     rows = pd.DataFrame({rank: result.clocks.total for rank, result in findings.items()}).T.rename_axis("rank")
     rows = rows.assign(
         computing_s=rows.busy_s - rows.comm_exposed_s,

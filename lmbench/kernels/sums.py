@@ -145,11 +145,11 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
     return means.sort_values("kernel_s", ascending=False, kind="stable").reset_index()
 
 
-def host_pieces(graph: Graph) -> pd.DataFrame:
-    """The clocked steps of a trace without kernels, in pieces of the host's time `ns`, each in one `phase`.
+def host_times(graph: Graph) -> pd.DataFrame:
+    """The host's time in the clocked steps of a trace without kernels, summed by `phase`, `name` and `function`.
 
-    `name` is that of the innermost operator, and `function` the user's Python function around a piece outside of
-    operators; both are empty where there is none. `around` is the operator's event.
+    `name` is that of the innermost operator, and `function` the user's Python function around time outside of
+    operators; both are empty where there is none. A row has the summed time `ns`, and the `number` of operators.
     """
     trace = graph.first
     pieces = graph.path
@@ -158,9 +158,11 @@ def host_pieces(graph: Graph) -> pd.DataFrame:
     # The engine's event has only its own work around a node: the node's function has an event of its own.
     names = np.where(trace.host.is_engine, "autograd engine", trace.host.names)
     function = take(functions.names, functions.around(trace.events.main_thread, pieces.start_ns), "")
-    return pieces.astype({"phase": object}).assign(
+    pieces = pieces.assign(
         name=np.where(is_operator, take(names, around, ""), ""), function=np.where(is_operator, "", function)
     )
+    groups = pieces.groupby(["phase", "name", "function"], sort=False)
+    return groups.agg(ns=("ns", "sum"), number=("around", "nunique")).reset_index()
 
 
 def operator_times(graph: Graph) -> pd.DataFrame:
@@ -169,24 +171,6 @@ def operator_times(graph: Graph) -> pd.DataFrame:
     The columns are `phase`, `name`, `self_s` without operators inside, the `share_fraction` of the phase's self time,
     `call_count` and `mean_s`.
     """
-    pieces = host_pieces(graph).query("name != ''")
-    sums = pieces.groupby(["phase", "name"], sort=False).agg(ns=("ns", "sum"), number=("around", "nunique"))
-    work = Work(sums.reset_index(), graph.steps)
+    work = Work(host_times(graph).query("name != ''"), graph.steps)
     rows = pd.concat([work.by("phase", "name", phase=phase) for phase in work.phases or [STEP]])
     return rows.rename(columns={"kernel_s": "self_s", "kernel_count": "call_count"})
-
-
-def host_times(graph: Graph) -> pd.DataFrame:
-    """The host's time per step by phase, the longest first, in a trace without kernels.
-
-    The columns are `phase`, its time `host_s`, the part `operators_s` in operators, and `function`, the user's Python
-    function with the most time `function_s` outside of operators; empty and 0 without one.
-    """
-    pieces = host_pieces(graph).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
-    times = pd.DataFrame({
-        "host_s": pieces.groupby("phase").s.sum(), "operators_s": pieces[pieces.name != ""].groupby("phase").s.sum()
-    }).reset_index()  # fmt: skip
-    functions = pieces[pieces.function != ""].groupby(["phase", "function"]).s.sum().sort_values(ascending=False)
-    longest = functions.rename("function_s").reset_index().drop_duplicates("phase")
-    times = times.merge(longest, how="left").fillna({"operators_s": 0.0, "function": "", "function_s": 0.0})
-    return times.sort_values("host_s", ascending=False)

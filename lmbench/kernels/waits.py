@@ -32,7 +32,7 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     """
     if clocks.waits.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
-    waits = clocks.waits.rename(columns={"name": "call"}).astype({"cause": object})
+    waits = clocks.waits.rename(columns={"name": "call"})
     # The call that the host waited in as the pause began.
     columns = ["cause", "call", "event", "around", "moment"]
     calls = waits[waits.link == waits.after].drop_duplicates("chain").set_index("chain")[columns]

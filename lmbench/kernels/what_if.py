@@ -158,7 +158,7 @@ class WhatIf:
         # Time of a link on the path counts for the causes of its pieces.
         path_ns = np.bincount(link.astype(int), end_ns - start_ns, count)
         scale = np.divide(path_ns, link_ns, out=np.zeros(count), where=link_ns > 0)[pieces.link]
-        shares = (piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause).sum()
+        shares = (piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause, observed=True).sum()
         return float(step_s), shares[shares > 0].sort_values(ascending=False)
 
     def _link_ns(self, piece_ns: pd.Series) -> npt.NDArray[np.float64]:
@@ -204,10 +204,8 @@ class WhatIf:
             is_kept = ~is_host & (pieces.phase.isin(_UPDATE_PHASES) | (pieces.kind == "comm"))
             work[is_kept] = launch[is_kept] = 1 - self._block_fraction() * (1 - factor)
         # The time of a launch call goes with the kernels that it launches.
-        of_call = launch
-        if (launch != 1.0).any():
-            of_kernel = launch.where(is_kernel & (pieces.launch != NONE))
-            of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean").fillna(1.0)
+        of_kernel = launch.where(is_kernel & (pieces.launch != NONE))
+        of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean").fillna(1.0)
         # On a CPU operators compute; the host's other time in a block goes with the block alone.
         is_operator = is_host & ((pieces.kind != "") | (axis == "layers"))
         flags = [is_kernel, is_host & is_launching, is_operator, ~is_host & (pieces.cause != UNEXPLAINED)]

@@ -16,7 +16,7 @@ from torch._inductor import config, metrics
 
 from lmbench.cli import main
 from lmbench.commands.rooms import nsys
-from lmbench.kernels.recording.trace import GraphOrigins
+from lmbench.kernels.recording.trace import noted_graphs
 from lmbench.kernels.trace import load_trace
 from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
@@ -109,20 +109,16 @@ def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_pat
 def test_every_triton_kernel_of_a_compiled_graph_is_listed():
     norm = RMSNorm(1280).cuda()
     x = torch.randn(4, 1024, 1280, device="cuda", requires_grad=True)
-    origins = GraphOrigins()
-    origins.listen()
     mixed = metrics.codegen_mix_order_reduction
-    try:
+    with noted_graphs() as graphs:
         work = torch.compile(norm)
         work(x).sum().backward()
-    finally:
-        origins.close()
     assert metrics.codegen_mix_order_reduction > mixed, "no mixed-order reduction was made: take another size"
     with torch.profiler.profile() as recording:
         work(x).sum().backward()
         torch.cuda.synchronize()
     launched = {event.name for event in recording.events() if event.name.startswith("triton_")}
-    listed = {name for graph in origins.graphs for name, _ in graph.kernels}
+    listed = {name for graph in graphs for name, _ in graph.kernels}
     assert launched
     assert launched <= listed
 

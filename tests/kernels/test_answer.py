@@ -47,9 +47,8 @@ def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_t
     shutil.copy(TRACES / "two_gpus" / "trace.json.gz", folder)
     plain = plain_sums(folder / "trace.json.gz")
     findings = examine(folder)
-    hidden_s = plain["overlapped"]
     for axis in ("kind", "part"):
-        rows = without_hidden(findings.work.by(axis), axis, hidden_s)
+        rows = without_hidden(findings, axis)
         # Beside communication and computing, a few us of copies run beside either.
         assert rows.kernel_s.sum() == pytest.approx(plain["busy"], rel=2e-3)
         assert rows.share_fraction.sum() == pytest.approx(1.0)

@@ -46,8 +46,8 @@ def measure_collectives(ranks: int | None, budget_s: float) -> list[CollectiveRa
         UsageError: there are fewer than two ranks, or more than GPUs.
     """
     is_gpu = best_device().type != "cpu"
-    count = torch.accelerator.device_count() if is_gpu else os.cpu_count() or 2
-    ranks = ranks or (count if is_gpu else 2)
+    count = torch.accelerator.device_count() if is_gpu else 2
+    ranks = ranks or count
     if ranks < 2 or (is_gpu and ranks > count):
         limit = f", and at most one for each of {count} GPUs" if is_gpu else ""
         raise UsageError(f"--ranks is {ranks}; collectives need 2 or more{limit}")
@@ -72,7 +72,7 @@ def _be_rank(rank: int, ranks: int, budget_s: float, folder: str) -> None:
     # torch 2.13 has new names for two collectives, which torch 2.11 lacks.
     warnings.simplefilter("ignore", FutureWarning)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    counts = sorted({*(2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks), ranks})
+    counts = sorted({*(2**power for power in range(1, ranks.bit_length())), ranks})
     cell_s = budget_s / (len(counts) * len(_COLLECTIVES) * len(MESSAGES_BYTES))
     rates = []
     with progress("collectives", len(counts) * len(_COLLECTIVES), is_measured_here=True) as task:

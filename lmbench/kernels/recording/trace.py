@@ -5,14 +5,12 @@ Nsight can record from outside instead: the ranges are set for torch.profiler an
 A compiled region runs without the hooks of modules, and a fused kernel can belong to several of them. Inductor tells
 which: at its provenance level 1 it notes, for each graph, the operations behind every kernel launch, in the order of
 the launches. Each operation carries the stack of modules it was traced in (in a backward graph, the forward's stack).
-An entry in the structured log, which PyTorch's `tlparse` reads, shows that a graph is done.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import logging
 import os
 import re
 import shutil
@@ -57,9 +55,9 @@ class Recording:
         self._capture = self._device.capture if tool == "nsys" else None
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
-        self._origins = GraphOrigins()
-        if tool == "torch":
-            self._origins.listen()
+        # What the recording has changed in PyTorch and in the module.
+        self._undo = ExitStack()
+        self._graphs = self._undo.enter_context(noted_graphs()) if tool == "torch" else []
 
     def prepare(self) -> None:
         """Switch the profiler on early, so that the steps before `start`, not the recorded ones, pay for that.
@@ -80,10 +78,12 @@ class Recording:
     def start(self) -> None:
         """Begin to record; call this between two steps, with an idle device."""
         self._modules = ModuleRanges(self._module, self._device.markers)
+        self._undo.callback(self._modules.remove)
         if self._profile is not None:
             self._profile.start_trace()
         elif self._capture is not None:
             self._capture.start()
+            self._undo.callback(self._capture.stop)
 
     def end_step(self) -> None:
         """Count a whole step, which is now over."""
@@ -100,12 +100,8 @@ class Recording:
             OSError: the trace cannot be written.
         """
         self.ranges.end()
+        self._undo.close()
         modules, profiler = self._modules, self._profile
-        if modules is not None:
-            modules.remove()
-            if self._capture is not None:
-                self._capture.stop()
-        self._origins.close()
         if profiler is None:
             return None
         self._device.synchronize()
@@ -113,7 +109,7 @@ class Recording:
             # Once prepared, Kineto only stops after it was started.
             profiler.start_trace()
         classes = modules.classes if modules else {}
-        notes = TraceNotes(1, self.steps, classes, self._origins.graphs)
+        notes = TraceNotes(1, self.steps, classes, self._graphs)
         profiler.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
         profiler.stop_trace()
         return _write(profiler, file) if self.steps else None
@@ -142,72 +138,53 @@ def _write(profiler: Any, path: Path) -> int:
     return path.stat().st_size
 
 
-GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
+@contextmanager
+def noted_graphs() -> Iterator[list[GraphNotes]]:
+    """A context in which the list that it gives gets an entry for each graph that Inductor compiles, in order.
 
-
-class GraphOrigins(logging.Handler):
-    """Notes the graphs that Inductor compiles between `listen` and `close`; `graphs` has an entry for each, in order.
-
-    Inductor logs nothing about a graph from its cache, so the cache of graphs is off meanwhile. If another version of
-    PyTorch keeps its notes elsewhere, the entries are empty.
+    Inductor has no notes on a graph from its cache, so the cache of graphs is off meanwhile. If another version of
+    PyTorch keeps its notes elsewhere, there are no entries, or empty ones.
     """
+    from torch._inductor import config, debug
 
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.graphs: list[GraphNotes] = []
-        self._paths: dict[str, str] = {}
-        self._weightless: set[str] = set()
-        self._log = logging.getLogger("torch.__trace")
-        self._patches = ExitStack()
+    before = config.post_grad_custom_post_pass
+    users_passes = before if isinstance(before, list | tuple) else [before] if before is not None else []
+    dump = getattr(debug, "dump_inductor_provenance_info", dict)
+    graphs, paths, weightless = list[GraphNotes](), dict[str, str](), set[str]()
 
-    def listen(self) -> None:
-        """Switch Inductor's notes on, its cache of graphs off, and begin to collect."""
-        from torch._inductor import config
+    def notes() -> dict[str, list[str]]:
+        """Inductor's notes on the current graph: the names of operations by kernel launch."""
+        return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
 
-        before = config.post_grad_custom_post_pass
-        users_passes = before if isinstance(before, list | tuple) else [before] if before is not None else []
+    def note_graph(graph: torch.fx.Graph) -> None:
+        """Note the innermost module of each operation of a graph that Inductor is about to compile."""
+        nonlocal paths, weightless
+        # A function rather than a method: PyTorch makes a deep copy of its configuration, and so of a method's object.
+        for users_pass in users_passes:
+            users_pass(graph)
+        paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
+        weightless = {node.name for node in graph.nodes if _operation(node) in NAMES.weightless}
+        notes().clear()
 
-        def note_graph(graph: torch.fx.Graph) -> None:
-            """Note the innermost module of each operation of a graph that Inductor is about to compile."""
-            # PyTorch makes a deep copy of its configuration: a bound method would be copied with the handler.
-            for users_pass in users_passes:
-                users_pass(graph)
-            self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
-            self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES.weightless}
-            _notes().clear()
-
-        settings = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}
-        self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **settings}))
-        self._patches.enter_context(_unlisted_kernels())
-        self._log.addHandler(self)
-
-    def close(self) -> None:
-        """Stop collecting and give Inductor its settings back."""
-        self._patches.close()
-        self._log.removeHandler(self)
-        super().close()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Add an entry for a graph when the log says that its kernels are done."""
-        metadata = getattr(record, "metadata", None) or {}
-        if (metadata.get("artifact") or {}).get("name") != GRAPH_DONE:
-            return
+    def note_kernels() -> Any:
+        """Add an entry: Inductor dumps its own notes on a graph once all kernels of the graph are made."""
         launches = {}
-        for key, nodes in _notes().items():
+        for key, nodes in notes().items():
             # A key is `<kernel>:<number of the launch>`.
             name, _, number = key.rpartition(":")
             # Weightless operations only count in a kernel that has no others.
-            working = [node for node in nodes if node not in self._weightless] or nodes
-            paths = sorted({self._paths[node] for node in working if node in self._paths})
-            launches[int(number)] = name, paths
-        self.graphs.append(GraphNotes([launches[number] for number in sorted(launches)]))
+            working = [node for node in nodes if node not in weightless] or nodes
+            launches[int(number)] = name, sorted({paths[node] for node in working if node in paths})
+        graphs.append(GraphNotes([launches[number] for number in sorted(launches)]))
+        return dump()
 
-
-def _notes() -> dict[str, list[str]]:
-    """Inductor's notes on the current graph: the names of operations by kernel launch."""
-    from torch._inductor import debug
-
-    return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
+    settings = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}
+    with (
+        config.patch({"trace.provenance_tracking_level": 1, **settings}),
+        _unlisted_kernels(),
+        patch.object(debug, "dump_inductor_provenance_info", note_kernels, create=True),
+    ):
+        yield graphs
 
 
 def _operation(node: torch.fx.Node) -> str:
