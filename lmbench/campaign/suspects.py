@@ -17,7 +17,7 @@ import yaml
 from lmbench.configs import is_yaml, read_yaml
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder, names_file, short_digest
-from lmbench.masking import leaves
+from lmbench.masking import leaves, secrets_of
 from lmbench.records.store import write_or_refuse
 from lmbench.sweep.environments import commits_between
 from lmbench.sweep.file import with_options
@@ -76,6 +76,10 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     trees = [read_yaml(path, f"configuration {str(path)!r}")[1] for path in (good, bad)]
     if odd := [path for path, tree in zip((good, bad), trees, strict=True) if not isinstance(tree, dict)]:
         raise UsageError(f"{odd[0]} has no settings; give two configurations")
+    for name, _ in secrets_of(trees):
+        raise UsageError(
+            f"{name} is a secret, and the configurations between these two would hold it; export it instead"
+        )
     before, after = (dict(leaves(tree)) for tree in trees)
     changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
     settings, row = dict(before), [Suspect("as-given", config=str(good))]
