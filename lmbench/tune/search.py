@@ -134,8 +134,8 @@ class Trial:
 class Candidate:
     """A trial with its runs.
 
-    `before` is the trial that this one changes. `problem` says why the trial was not run, or why it cannot
-    be the answer.
+    `before` is the trial that this one changes. `problem` says why the trial was not run, or why it cannot be the
+    answer.
     """
 
     trial: Trial

@@ -95,18 +95,18 @@ def _read(path: Path) -> SpaceFile:
         raise UsageError(str(error) if problem in str(error) else f"{problem}: {error}") from None
 
 
-def with_arguments(tree: Any) -> Any:
+def _with_arguments(tree: Any) -> Any:
     """Settings in which the arguments of a class stand beside its `class_path`, and not in `init_args`."""
     if not isinstance(tree, Mapping):
         return tree
-    settings = {key: with_arguments(value) for key, value in tree.items()}
+    settings = {key: _with_arguments(value) for key, value in tree.items()}
     arguments = settings.pop("init_args", None) or {}
     return {**settings, **arguments}
 
 
 def settings_of(record: RunRecord) -> Values:
     """All settings of a run, with the variant of its optimizer where it was left to the optimizer's default."""
-    settings: Values = with_arguments(record.config)
+    settings: Values = _with_arguments(record.config)
     if value_at(settings, _VARIANT, _LACKING) is None:
         settings["model"]["optimizer_variant"] = str(record.model.optimizer).rpartition(" ")[2]
     return settings
@@ -117,10 +117,9 @@ def applicable(axes: Sequence[Axis], settings: Values, has_gpu: bool = True) -> 
     its precision. Axes without such a value are left out.
 
     Args:
-        settings: all settings of the configuration, as its run stores them.
+        settings: all settings of the configuration, as `settings_of` has them.
         has_gpu: without a GPU, values of the shipped space that need one are left out too.
     """
-    settings = with_arguments(settings)
     narrowed = []
     for axis in axes:
         is_tried = has_gpu or axis.is_users

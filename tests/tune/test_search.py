@@ -75,8 +75,10 @@ def test_an_interval_is_that_of_students_test_on_logarithms():
     assert spread.change([], [1.0]) is None
 
 
-def values_by_axis(space=None, settings=GIVEN, **has_gpu):
-    return {axis.name: axis.values for axis in applicable(read_space(space), settings, **has_gpu)}
+def values_by_axis(space=None, config=GIVEN, optimizer=None, **has_gpu):
+    record = RunRecord(1, "ok", config=config)
+    record.model.optimizer = optimizer
+    return {axis.name: axis.values for axis in applicable(read_space(space), settings_of(record), **has_gpu)}
 
 
 def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_already(tmp_path):
@@ -101,9 +103,8 @@ def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_al
 
 
 def test_the_variant_that_the_optimizer_has_by_default_is_not_tried():
-    record = RunRecord(1, "ok", config={"model": {"class_path": "Mine", "init_args": {"optimizer_variant": None}}})
-    record.model.optimizer = "AdamW fused"
-    axes = values_by_axis(settings=settings_of(record))
+    config = {"model": {"class_path": "Mine", "init_args": {"optimizer_variant": None}}}
+    axes = values_by_axis(config=config, optimizer="AdamW fused")
     assert axes["model.optimizer_variant"] == [{"model.optimizer_variant": "foreach"}]
 
 
@@ -119,7 +120,7 @@ def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expect
 
 
 def test_batches_that_a_loader_of_the_users_own_decides_are_not_split():
-    assert "micro_batch" not in values_by_axis(settings={**GIVEN, "data": {"batch_size": None}})
+    assert "micro_batch" not in values_by_axis(config={**GIVEN, "data": {"batch_size": None}})
 
 
 def test_an_axis_can_save_what_the_what_if_that_it_acts_on_saves():
