@@ -20,7 +20,10 @@ from lmbench import selfcheck
 from lmbench.cli import main
 from lmbench.model.language_model import LanguageModel
 
-pytestmark = pytest.mark.gpus
+pytestmark = [
+    pytest.mark.gpus,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
 
 WORDS = [
     "fit", "small_bf16", "--trainer.devices=2", "--model.num_layers=4", "--measure.steps=12",
