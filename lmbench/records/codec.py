@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -39,8 +39,7 @@ MAX_DEPTH = 50
 _MAX_WHOLE, _MAX_NUMBER = 2**63, 1e200
 #: Largest file that `read_packed` reads, unpacked: a sweep.json has 500 bytes per cell.
 MAX_PACKED_BYTES = 64 * 2**20
-_STEP_FIELDS = tuple(entry.name for entry in fields(StepRecord))
-_step_values = attrgetter(*_STEP_FIELDS)
+_step_values = attrgetter(*(entry.name for entry in fields(StepRecord)))
 _STEP = msgspec.json.Decoder(StepRecord)
 
 
@@ -189,15 +188,12 @@ def _escaped(value: Any) -> Any:
 
 def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, including its line feed."""
-    values, nonfinite = _step_values(step), dict[str, str]()
-    # Hardly any step has such a number, and a sum with one is none that is finite.
-    if not math.isfinite(sum([value for value in values if type(value) is float])):
-        named = zip(_STEP_FIELDS, values, strict=True)
-        nonfinite = {name: str(value) for name, value in named if type(value) is float and not math.isfinite(value)}
-    if step.scalars:
-        step = replace(step, scalars=_changed(step.scalars, _readable))
-        nonfinite |= _nonfinite(step.scalars, "scalars.")
-    return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
+    numbers = [value for value in (*_step_values(step), *step.scalars.values()) if type(value) is float]
+    # Hardly any step has a number that JSON cannot hold, or that is too large to be read back: then this sum is none.
+    if not sum(map(abs, numbers)) <= _MAX_NUMBER:
+        plain = _changed(as_dict(step), _readable)
+        return msgspec.json.encode(plain | {"nonfinite": _nonfinite(plain)}) + b"\n"
+    return msgspec.json.encode(step) + b"\n"
 
 
 def as_dict(record: object) -> Values:

@@ -45,12 +45,12 @@ def calls_per_step(folder, *callbacks):
     return counting.calls / (LAST - FIRST)
 
 
-def test_the_hooks_of_a_run_make_a_quarter_of_the_calls_of_lightnings_own_loop(tmp_path):
+def test_the_hooks_of_a_run_make_a_fifth_of_the_calls_of_lightnings_own_loop(tmp_path):
     bare = calls_per_step(tmp_path)
     session = MeasurementSession(Schedule(warmup_steps=5, steps=STEPS - 10, min_window_s=0, probe_steps=0))
     observers = MemoryRecorder(), TrainingCheck(), SyncFinder(), PhaseTimer(), Compiler(), ThroughputMeter()
     measured = calls_per_step(tmp_path, *observers, RunRecorder(results_dir=tmp_path / "results"), session)
     print(f"{bare:.0f} calls a step in Lightning's Trainer, {measured - bare:.0f} more under lmbench's callbacks")
     assert len(session.records) > LAST
-    # 396 and 1843 with torch 2.13 and Python 3.11; 570 when every observer heard every event.
-    assert measured - bare < 0.25 * bare
+    # 320 and 1843 with torch 2.13 and Python 3.11; 570 when every observer heard every event.
+    assert measured - bare < 0.2 * bare
