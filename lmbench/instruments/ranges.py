@@ -70,7 +70,8 @@ class _OpenRanges(threading.local):
 class ModuleRanges:
     """A range around the forward of every named submodule, until `remove`.
 
-    Modules inside a compiled region run without hooks and have no ranges.
+    Modules inside a compiled region run without hooks and have no ranges. The compiled module itself gets no hooks, for
+    which torch 2.14 would compile it anew.
 
     Attributes:
         classes: the class name of each submodule by its path.
@@ -83,8 +84,10 @@ class ModuleRanges:
         self.classes: dict[str, str] = {}
         for name, child in module.named_modules():
             # TorchScript modules take no hooks.
-            if name and not isinstance(child, torch.jit.ScriptModule):
-                self.classes[name] = type(child).__name__
+            if not name or isinstance(child, torch.jit.ScriptModule):
+                continue
+            self.classes[name] = type(child).__name__
+            if child._compiled_call_impl is None:
                 self._hooks.callback(child.register_forward_pre_hook(partial(self._begin, name)).remove)
                 # Also called after an exception, because the caller may catch it and go on.
                 self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)

@@ -73,19 +73,28 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     values = [_values(grad) for grad in gradients]
     # `torch.nn.utils.get_total_norm` would round each norm to the dtype of its gradient, which in bf16 has 8 bits.
     # PyTorch refuses to narrow float64, so then each norm keeps its gradient's dtype.
-    dtype = None if any(value.dtype is torch.float64 for value in values) else torch.float32
+    dtypes = {value.dtype for value in values}
+    dtype = None if torch.float64 in dtypes or dtypes == {torch.float32} else torch.float32
     # PyTorch mixes neither devices nor sharded tensors with others.
     groups: dict[Any, list[torch.Tensor]] = {}
     for value in values:
         groups.setdefault((value.device, getattr(value, "device_mesh", None)), []).append(value)
     norms_of_groups: list[torch.Tensor] = [
-        _of_all_ranks(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group, 2, dtype=dtype))))
-        for group in groups.values()
+        _of_all_ranks(torch.linalg.vector_norm(torch.stack(_each_norm(group, dtype)))) for group in groups.values()
     ]
     if len(norms_of_groups) == 1:
         return norms_of_groups[0]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(values[0].device) for n in norms_of_groups]))
     return norm
+
+
+def _each_norm(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor]:
+    """The 2-norm of each tensor, computed in a dtype or else in its own."""
+    if dtype is None or not isinstance(tensors[0], DTensor):
+        norms: Sequence[torch.Tensor] = torch._foreach_norm(tensors, 2, dtype=dtype)
+        return norms
+    # torch 2.14 takes the dtype of `_foreach_norm` on sharded tensors for a dimension.
+    return [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,11 +49,13 @@ def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(
     assert not math.isfinite(skipped.gradient_norm)
 
 
-def test_sharded_gradients_and_others_have_one_norm():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sharded_gradients_and_others_have_one_norm(dtype):
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
         # The fake group would not fill what it sends.
-        sharded = distribute_tensor(torch.ones(9), init_device_mesh("cpu", (1,)), [Shard(0)], src_data_rank=None)
+        ones = torch.ones(9, dtype=dtype)
+        sharded = distribute_tensor(ones, init_device_mesh("cpu", (1,)), [Shard(0)], src_data_rank=None)
         assert float(total_norm([sharded, torch.ones(16)])) == 5.0
     finally:
         distributed.destroy_process_group()
