@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,16 @@ def is_compiled(module: nn.Module) -> bool:
 def is_compiled_whole(module: nn.Module) -> bool:
     """Whether a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
     return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
+
+
+def hooked_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The submodules that take hooks at any time, by name.
+
+    TorchScript's take none, and one that was compiled in place is compiled anew for its own by torch 2.14.
+    """
+    for name, child in module.named_modules():
+        if name and not isinstance(child, torch.jit.ScriptModule) and child._compiled_call_impl is None:
+            yield name, child
 
 
 def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack) -> list[str]:

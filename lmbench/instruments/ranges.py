@@ -8,10 +8,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 
+from lmbench.instruments.compiling import hooked_modules
 from lmbench.records.vocabulary import MODULE, PAUSES, PHASE, STEP
 
 
@@ -70,8 +70,7 @@ class _OpenRanges(threading.local):
 class ModuleRanges:
     """A range around the forward of every named submodule, until `remove`.
 
-    Modules inside a compiled region run without hooks and have no ranges. The compiled module itself gets no hooks, for
-    which torch 2.14 would compile it anew.
+    Compiled modules, and those inside them, run without hooks and have no ranges.
 
     Attributes:
         classes: the class name of each submodule by its path.
@@ -81,16 +80,11 @@ class ModuleRanges:
         self._markers = markers
         self._open = _OpenRanges()
         self._hooks = ExitStack()
-        self.classes: dict[str, str] = {}
-        for name, child in module.named_modules():
-            # TorchScript modules take no hooks.
-            if not name or isinstance(child, torch.jit.ScriptModule):
-                continue
-            self.classes[name] = type(child).__name__
-            if child._compiled_call_impl is None:
-                self._hooks.callback(child.register_forward_pre_hook(partial(self._begin, name)).remove)
-                # Also called after an exception, because the caller may catch it and go on.
-                self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)
+        self.classes = {name: type(child).__name__ for name, child in module.named_modules() if name}
+        for name, child in hooked_modules(module):
+            self._hooks.callback(child.register_forward_pre_hook(partial(self._begin, name)).remove)
+            # Also called after an exception, because the caller may catch it and go on.
+            self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)
 
     def _begin(self, name: str, *_: Any) -> None:
         self._open.stack.append(_opened(f"{MODULE}{name}", self._markers))

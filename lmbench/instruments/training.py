@@ -88,11 +88,10 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     return norm
 
 
-def _each_norm(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor]:
+def _each_norm(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:
     """The 2-norm of each tensor, computed in a dtype or else in its own."""
     if dtype is None or not isinstance(tensors[0], DTensor):
-        norms: Sequence[torch.Tensor] = torch._foreach_norm(tensors, 2, dtype=dtype)
-        return norms
+        return list(torch._foreach_norm(tensors, 2, dtype=dtype))
     # torch 2.14 takes the dtype of `_foreach_norm` on sharded tensors for a dimension.
     return [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
 

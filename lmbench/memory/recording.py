@@ -14,6 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from lmbench.instruments.compiling import hooked_modules
 from lmbench.instruments.subject import tensors_of
 from lmbench.memory.blocks import (
     BACKWARD,
@@ -89,10 +90,8 @@ class Ledger:
 
     def watch(self) -> None:
         """Note the outputs of modules until `close`."""
-        for name, child in self._module.named_modules():
-            # TorchScript's modules accept no hooks.
-            if name and not isinstance(child, torch.jit.ScriptModule):
-                self._hooks.callback(child.register_forward_hook(partial(self._returned, name)).remove)
+        for name, child in hooked_modules(self._module):
+            self._hooks.callback(child.register_forward_hook(partial(self._returned, name)).remove)
 
     def close(self) -> None:
         """Remove all hooks."""
