@@ -187,8 +187,8 @@ _PLAIN_WORDS = {
 }  # fmt: skip
 
 
-def converted(content: Any, kind: type[T]) -> T:
-    """The content of a YAML file as an instance of a class.
+def converted(content: Any, kind: type[T], label: str = "") -> T:
+    """The content of a YAML file as an instance of a class. `label` names the file in errors.
 
     Raises:
         UsageError: the content does not fit; `charts[0]: unknown field 'colour'; allowed: title, kind, ...`.
@@ -214,7 +214,7 @@ def converted(content: Any, kind: type[T]) -> T:
     if allowed:
         misspelt = {*re.findall("[`'](.*?)[`']", message)} - {*allowed}
         message += f"; allowed: {', '.join(allowed)}" + "".join(suggest(word, allowed) for word in misspelt)
-    raise UsageError(f"{place}: {message.replace('`', chr(39))}".removeprefix(": "))
+    raise UsageError(": ".join(filter(None, (label, place, message.replace("`", "'")))))
 
 
 def _shipped(pattern: str) -> dict[str, Path]:

@@ -28,7 +28,7 @@ from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
 from lmbench.masking import leaves, masked, masked_whole, masked_words
 from lmbench.python_process import SWEEP
-from lmbench.records.codec import MAX_PACKED_BYTES, DamagedRecord, decode, indented_json, read_packed
+from lmbench.records.codec import MAX_PACKED_BYTES, DamagedRecord, decode, find_packed, indented_json
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, write_whole
@@ -126,10 +126,12 @@ class SweepFolder:
             stored = masked_whole(content)
             texts[name] = text if stored == content else yaml.safe_dump(stored, sort_keys=False)
             options[CONFIG] = name
+        # `lmbench sweep FOLDER` goes on, and is no command to repeat: the command that is there stays.
+        earlier = find_packed(self.path / SWEEP_FILE, StoredSweep) or StoredSweep({})
         content = {
             "schema_version": SCHEMA_VERSION,
             "name": plan.name,
-            "command": shlex.join(masked_words(plan.command)) or self._earlier_command(),
+            "command": shlex.join(masked_words(plan.command)) or earlier.command,
             "view": plan.file.view,
             "axes": axes_of(cell.axes for cell in plan.cells),
             "cells": [{"id": cell.id, "axes": cell.axes} for cell in plan.cells],
@@ -143,12 +145,6 @@ class SweepFolder:
         is_trusted(self.path, {name: text.encode() for name, text in texts.items()}, adds=True)
         for name, text in texts.items():
             write_whole(self.path / name, text)
-
-    def _earlier_command(self) -> str:
-        """The command in the sweep.json that is there; `lmbench sweep FOLDER` goes on, and is no command to repeat."""
-        with suppress(DamagedRecord):
-            return read_packed(self.path / SWEEP_FILE, StoredSweep).command
-        return ""
 
     def final_record(self, job: Job) -> RunRecord | None:
         """The record of the job's run, None if there is none or it has to be repeated."""

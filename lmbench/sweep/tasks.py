@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +27,7 @@ from msgspec import Struct, to_builtins
 from lmbench.code_owners import own_folders
 from lmbench.errors import ExitCode, UsageError, check_one_line, find_modules_in_current_folder, import_named, tell
 from lmbench.masking import secrets_of
-from lmbench.records.codec import DamagedRecord, indented_json, read_packed
+from lmbench.records.codec import find_packed, indented_json
 from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
@@ -107,9 +106,7 @@ class TaskExecution:
             OSError: the disk is full.
             KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
-        earlier = _Submission("", {}, {})
-        with suppress(DamagedRecord):
-            earlier = read_packed(self._path / TASKS_FILE, _Submission)
+        earlier = find_packed(self._path / TASKS_FILE, _Submission) or _Submission("", {}, {})
         states = self.engine.states([*earlier.tasks], self._path) if earlier.tasks else {}
         alive = {task: repeat for task, repeat in earlier.tasks.items() if task in states and not states[task].is_over}
         running_rounds = {*alive.values()}
@@ -184,7 +181,7 @@ class TaskExecution:
             if job.name in self._open:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
                 evidence = reason if is_killed else None
-                end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, reason)
+                end = End(-signal.SIGKILL, "itself" if is_killed else "task", oom_evidence=evidence, lost=reason)
                 self._close(job, self.rows.close(job, self._folder.words(job.cell), end))
         self._folder.close()
         return True
@@ -248,9 +245,7 @@ def become_task(folder: str, repeat: str, probe: str) -> ExitCode:
     Returns only, with exit code 2, if this machine does not see the folder or has other versions than the submission.
     """
     host = platform.node()
-    submission = None
-    with suppress(DamagedRecord):
-        submission = read_packed(Path(folder, TASKS_FILE), _Submission)
+    submission = find_packed(Path(folder, TASKS_FILE), _Submission)
     if submission is None or submission.probe != probe:
         tell(f"{host} does not see {folder} as the machine that submitted does; give a --results_dir that nodes share")
         return ExitCode.USAGE
