@@ -32,10 +32,6 @@ from lmbench.wandb.publish import WandbProblem, common_destination, upload_comma
 from lmbench.wandb.upload import upload_results
 
 
-class SweepHalted(Failure):
-    """The sweep cannot go on, for the reason in the message. A restart keeps all finished runs and continues."""
-
-
 @dataclass
 class Sweep:
     """A plan and everything that it is measured with.
@@ -73,7 +69,7 @@ class Sweep:
 
         Raises:
             UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
-            SweepHalted: the disk is full, or a process cannot be started.
+            Failure: the disk is full, or a process cannot be started. A restart keeps all finished runs.
         """
         with closing(self._folder), ExitStack() as servers:
             executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._folder.mark)))
@@ -102,9 +98,7 @@ class Sweep:
                     servers.close()
                     tasks.run(self.pace.is_enough)
             except OSError as error:
-                raise SweepHalted(
-                    f"the sweep cannot go on: {error}; mend that, and go on with the same folder"
-                ) from error
+                raise Failure(f"the sweep cannot go on: {error}; mend that, and go on with the same folder") from error
             finally:
                 self.progress.line.clear()
             servers.close()

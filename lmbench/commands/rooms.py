@@ -113,8 +113,7 @@ def memory(
 
 
 def _predicted(settings: list[str], device: int | None, gpu: str | None, gpus: str | None) -> Answer:
-    if device is not None:
-        raise UsageError("--device chooses a device of a snapshot, and a prediction has one device; leave it out")
+    refuse({"device": device}, "chooses a device of a snapshot, and a prediction has one device; leave it out")
     if gpu is not None and gpus is not None:
         raise UsageError("--gpu and --gpus both name GPUs; give one of them")
     check_options(settings)

@@ -22,7 +22,7 @@ from lmbench.interruption import held
 from lmbench.python_process import PAIR, TURNS
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
-from lmbench.records.process import clock_s, now
+from lmbench.records.process import clock_s
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
@@ -253,7 +253,7 @@ class Execution:
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
             return [self.rows.write(jobs[0], record)]
         self.rows.check_disk()
-        started_at, pipes = now(), Pipe() if len(jobs) > 1 else (None,)
+        pipes = Pipe() if len(jobs) > 1 else (None,)
         with ExitStack() as stack:
             # Each process has a temporary folder of its own, so that even one that was killed leaves nothing behind.
             launches = [
@@ -265,9 +265,8 @@ class Execution:
             ends = self.executor.run(launches, timeout_s, partial(self._relay, launches[0].log))
         with held():
             try:
-                # Processes that took turns share the time.
                 return [
-                    self.rows.close(job, launch.words, end, started_at, 1 / len(jobs))
+                    self.rows.close(job, launch.words, end)
                     for job, launch, end in zip(jobs, launches, ends, strict=True)
                 ]
             finally:

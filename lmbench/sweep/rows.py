@@ -77,9 +77,7 @@ class Rows:
         self.progress.count_earlier(record)
         return record
 
-    def close(
-        self, job: Job, words: list[str], end: End, started_at: str | None = None, cost_fraction: float = 1.0
-    ) -> RunRecord:
+    def close(self, job: Job, words: list[str], end: End) -> RunRecord:
         """Write the outcome of a run whose process has ended or never started, and return its record."""
         path = self.folder.runs / job.name
         log = self.folder.log_path(job)
@@ -88,16 +86,16 @@ class Rows:
         with suppress(UsageError):
             if is_run_folder(path) and (run := load_run(path)).outcome != DAMAGED:
                 record, steps = run.record, run.steps
-        record.started_at = record.started_at or started_at
+        record.started_at = record.started_at or end.launched_at
         judge(record, steps, end, log)
         if job.cell.environment.folder and record.error and record.error.kind == "FileNotFoundError":
             record.error.message = f"{record.error.message}; {_UNTRACKED}"
         if record.outcome not in ("ok", "oom"):
             # A run that failed because the disk is full stays without a row, so that a restart repeats it.
             self.check_disk()
-        return self.write(job, record, end, cost_fraction)
+        return self.write(job, record, end)
 
-    def write(self, job: Job, record: RunRecord, end: End | None = None, cost_fraction: float = 1.0) -> RunRecord:
+    def write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
         """Write a run's place in the sweep into its record, and its cost if it was measured now (`end`)."""
         folder = RunFolder(self.folder.runs / job.name)
         folder.path.mkdir(exist_ok=True)
@@ -113,7 +111,7 @@ class Rows:
             environment=job.cell.environment.name,
             search="trial" if self.plan.file.largest and not job.repeat else None,
             server_pid=None if end is None else end.server_pid,
-            cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
+            cost=None if end is None else Cost(end.cost_s),
         )
         log = self.folder.log_path(job)
         with suppress(FileNotFoundError), log.open("rb") as file:
