@@ -19,6 +19,7 @@ from lmbench.errors import UsageError
 from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves, secrets_of
 from lmbench.records.store import write_or_refuse
+from lmbench.records.vocabulary import Values
 from lmbench.sweep.environments import commits_between
 from lmbench.sweep.file import with_options
 
@@ -73,14 +74,11 @@ def find_suspects(good: str, bad: str, folder: Path) -> tuple[str, list[Suspect]
 
 def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     """Configurations that take over one differing setting after the other, in the bad file's order."""
-    trees = [read_yaml(path, f"configuration {str(path)!r}")[1] for path in (good, bad)]
-    if odd := [path for path, tree in zip((good, bad), trees, strict=True) if not isinstance(tree, dict)]:
-        raise UsageError(f"{odd[0]} has no settings; give two configurations")
-    for name, _ in secrets_of(trees):
+    before, after = (_settings_in(path) for path in (good, bad))
+    for name, _ in secrets_of([before, after]):
         raise UsageError(
             f"{name} is a secret, and the configurations between these two would hold it; export it instead"
         )
-    before, after = (dict(leaves(tree)) for tree in trees)
     changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
     settings, row = dict(before), [Suspect("as-given", config=str(good))]
     for number, name in enumerate(changed, start=1):
@@ -91,6 +89,14 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
         write_or_refuse(path, yaml.safe_dump(with_options({}, settings), sort_keys=False), "give another --results_dir")
         row.append(Suspect(f"{name}={after[name]}" if name in after else f"without {name}", config=str(path)))
     return row
+
+
+def _settings_in(path: Path) -> Values:
+    """The settings of a configuration's file by dotted names."""
+    _, content = read_yaml(path, f"configuration {str(path)!r}")
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} has no settings; give two configurations")
+    return dict(leaves(content))
 
 
 def _between_versions(good: re.Match[str], bad: re.Match[str]) -> list[Suspect]:

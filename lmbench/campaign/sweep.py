@@ -22,7 +22,7 @@ from lmbench.report.results import read_sections, report_on
 from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, Pace
-from lmbench.sweep.folder import FINAL, SweepFolder
+from lmbench.sweep.folder import FINAL
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
 from lmbench.sweep.progress import SweepProgress, announcement
@@ -59,8 +59,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.progress = SweepProgress(self.plan, self.title, self.names)
-        self._folder = SweepFolder(self.path)
-        self._rows = Rows(self.plan, self._folder, self.progress)
+        self._rows = Rows(self.plan, self.path, self.progress)
 
     def carry_out(self, is_dry: bool = False) -> ExitCode:
         """Measure the plan, completely or as far as its pace says, and publish the results.
@@ -71,15 +70,15 @@ class Sweep:
             UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
             Failure: the disk is full, or a process cannot be started. A restart keeps all finished runs.
         """
-        with closing(self._folder), ExitStack() as servers:
-            executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._folder.mark)))
+        with closing(self._rows), ExitStack() as servers:
+            executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._rows.mark)))
             tasks = None if self.engine is None else TaskExecution(self._rows, self.engine, self.on_interrupt)
             description = announcement(self.plan) if tasks is None else tasks.describe()
             # A misspelt option would look like another sweep to the folder.
             self._check_file()
             # Rounds measured elsewhere are locked by their tasks.
-            self._folder.open(self.plan, self.plan.chosen if tasks is None else (), is_dry=True)
-            self._folder.close()
+            self._rows.open(self.plan.chosen if tasks is None else (), is_dry=True)
+            self._rows.close()
             executor.is_hasty = bool(self.plan.file.sides)
             # Made before the check, which uses the servers of its first round.
             execution = Execution(self._rows, executor, self._predict_largest, self.pace)
@@ -92,7 +91,7 @@ class Sweep:
                 return ExitCode.OK
             try:
                 if tasks is None:
-                    self._folder.open(self.plan, self.plan.chosen)
+                    self._rows.open(self.plan.chosen)
                     execution.run()
                 else:
                     servers.close()
@@ -144,7 +143,7 @@ class Sweep:
             return None
         self.progress.keep(f"predicting the largest {option} of {cell.id}")
         try:
-            words = self._folder.words(cell)[1:]
+            words = self._rows.words(cell)[1:]
             (target,) = ask_forecast(words, Request([gpu], finds_largest=True)).on_gpus
         except (UsageError, ProcessFailed):
             # If the cell cannot run, its run says why.
@@ -162,15 +161,15 @@ class Sweep:
         were filed otherwise.
         """
         filings = self._rows.filings
-        later = upload_command(self._folder.path, filings)
+        later = upload_command(self._rows.path, filings)
         modes = {filing.mode for filing in filings}
         try:
-            cells = report_on(read_sections([self._folder.path], make_catalogue()))
-            write_whole(self._folder.path / CELLS_FILE, render(cells, "csv"))
+            cells = report_on(read_sections([self._rows.path], make_catalogue()))
+            write_whole(self._rows.path / CELLS_FILE, render(cells, "csv"))
             if modes == {"offline"}:
-                write_new(find_runs([self._folder.runs]))
+                write_new(find_runs([self._rows.runs]))
                 print(shown(f"W&B: offline, beside the results; upload: {later}"))
         except (WandbProblem, OSError) as problem:
             self.progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")
         if "online" in modes:
-            upload_results([self._folder.path], common_destination(filings))
+            upload_results([self._rows.path], common_destination(filings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -314,11 +314,11 @@ class Tuner(Stages):
         time is left to judge a candidate, it is `tuning.untrained`, and the answer is the baseline.
         """
         tuning.training_steps = steps = self.training_steps(tuning)
-        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in SEEDS}
+        best, tuning.answer = tuning.answer, tuning.baseline
         base = {**self.base, **training_options(self.given, steps)}
         trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
-        baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
-        has_baseline = len(baseline_runs) == len(seeds)
+        is_long = trials and steps >= MIN_STEPS
+        baseline_runs = self.trained("training-given", base, tuning.baseline.trial) if is_long else {}
         for number, trial in enumerate(trials, start=1):
             matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
             candidate = next(matching, Candidate(trial, tuning.baseline))
@@ -331,9 +331,9 @@ class Tuner(Stages):
                     tuning.candidates.append(candidate)
             if candidate.cost(self.goal) > tuning.baseline.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
                 continue
-            points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
-            runs = self.trained(f"training-{number}", base, points) if has_baseline else {}
-            if len(runs) < len(seeds):
+            has_baseline = len(baseline_runs) == len(SEEDS)
+            runs = self.trained(f"training-{number}", base, trial) if has_baseline else {}
+            if len(runs) < len(SEEDS):
                 tuning.untrained = candidate
                 return
             if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
@@ -346,8 +346,9 @@ class Tuner(Stages):
                 tuning.answer = candidate
                 return
 
-    def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, StoredRun]:
-        """Train points, one for each seed; returns the runs that there was time for, by seed."""
+    def trained(self, stage: str, base: Options, trial: Trial) -> dict[int, StoredRun]:
+        """Train a trial from each seed; returns the runs that there was time for, by seed."""
+        points = {f"{trial}; seed {seed}": {**trial.options, _SEED: seed} for seed in SEEDS}
         measured = zip(SEEDS, self.measure(stage, base, points, 1.0), strict=True)
         return {seed: runs[0] for seed, runs in measured if runs}
 

@@ -47,9 +47,6 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str], mor
         output = values.pop("output", None)
         answer = function(*values.pop(parser.several, ()), **values)
         return give(answer, output) if isinstance(answer, Answer) else int(answer)
-    except UsageError as error:
-        tell(str(error))
-        return ExitCode.USAGE
     except Failure as failure:
         tell(f"{name}: {failure}")
         return failure.exit_code

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
 
-from lmbench.commands.parser import Result, run_typed
+from lmbench.commands.parser import Result
 from lmbench.commands.words import read_options
 from lmbench.configs import find_shipped, is_yaml, shipped_studies
 from lmbench.errors import ExitCode, UsageError
@@ -21,10 +21,6 @@ from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
-
-
-def run(args: list[str]) -> int:
-    return run_typed("sweep", sweep, args[1:], more_help=_studies())
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,7 @@ def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str
     return how.results_dir / name, file, places
 
 
-def _studies() -> str:
+def more_help() -> str:
     """The shipped studies, one line each, with the first clause of the file's comment."""
     lines = ["studies (tiny_NAME is the same for a CPU, in a minute or two):"]
     for name, path in shipped_studies().items():

@@ -71,9 +71,9 @@ def config_of(record: RunRecord) -> Values:
     config: Values = {"label": label_of(record), "pass": pass_of(record, record.axes).name}
     config |= {name.replace(".", "/"): value for name, value in _facts_of(record).items()}
     text = (files("lmbench.wandb") / "config.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        if (value := value_at(record, row["field"])) is not None:
-            config.setdefault(row["name"], masked(value, row["field"]))
+    for name, field in csv.reader(text.splitlines()[1:]):
+        if (value := value_at(record, field)) is not None:
+            config.setdefault(name, masked(value, field))
     if "sweep" in config:
         config.setdefault("study", config["sweep"])
     for name, value in recorded(record).items():
