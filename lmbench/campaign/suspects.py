@@ -18,6 +18,7 @@ from lmbench.configs import is_yaml, read_yaml
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves, secrets_of
+from lmbench.programs import run_program
 from lmbench.records.store import write_or_refuse
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.environments import commits_between
@@ -148,11 +149,7 @@ def _environment(requirement: str) -> str:
 
 
 def _pip(python: str, *words: str) -> str:
-    command = [python, "-m", "pip", *words, "--disable-pip-version-check"]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"pip {' '.join(words)}: {error}") from error
+    process = run_program([python, "-m", "pip", *words, "--disable-pip-version-check"], _INSTALL_TIMEOUT_S)
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or ["pip failed"]
         raise UsageError(f"pip {' '.join(words)}: {last[0]}")
