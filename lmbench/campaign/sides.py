@@ -12,7 +12,7 @@ from pathlib import Path
 from lmbench.errors import UsageError
 from lmbench.files import names_file
 from lmbench.masking import is_secret
-from lmbench.records.store import SWEEP_FILE, check_name
+from lmbench.records.store import RESULTS, SWEEP_FILE, check_name
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.environments import resolve_revision
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepFile, sweep_from
@@ -78,7 +78,7 @@ def find_sides(
     name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", name)
     file = two_sides(sides, settings, options)
-    path = (options.results_dir or Path("results")) / name
+    path = (options.results_dir or RESULTS) / name
     if (path / SWEEP_FILE).is_file():
         raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
     if is_elsewhere:

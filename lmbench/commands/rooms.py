@@ -21,6 +21,7 @@ from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
 from lmbench.precision import matmul_workspace_bytes
+from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
@@ -61,7 +62,7 @@ def memory(
     fit: str | None = None,
     also: list[str] | None = None,
     run: Path | None = None,
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
     settings: list[str],
 ) -> Answer:
     """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
@@ -209,7 +210,7 @@ def ceiling(
     collectives: bool = False,
     ranks: PositiveInt | None = None,
     budget: str = "60s",
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
 ) -> Answer:
     """Measures the rates of matrix products and copies on this device, and of collectives between ranks.
 

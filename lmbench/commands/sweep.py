@@ -15,7 +15,7 @@ from lmbench.commands.words import read_options
 from lmbench.configs import find_shipped, is_yaml, shipped_studies
 from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import shown
-from lmbench.records.store import SWEEP_FILE, check_name, file_name
+from lmbench.records.store import RESULTS, SWEEP_FILE, check_name, file_name
 from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
@@ -41,7 +41,7 @@ class SweepOptions:
         timeout_s: seconds a run may take, instead of the file's
     """
 
-    results_dir: Path = Path("results")
+    results_dir: Path = RESULTS
     name: str | None = None
     rounds: str | None = None
     merge: Path | None = None

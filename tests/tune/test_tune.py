@@ -17,6 +17,7 @@ from runs import make_run
 from tables import cases
 from warm_servers import warm_servers
 
+from lmbench.campaign.trainings import training_options
 from lmbench.campaign.tuning import Tuner
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -186,6 +187,13 @@ def test_a_network_is_compiled_whole_only_where_that_leaves_the_time_of_the_proo
     code, answer, err = tune("--name=whole", axes="{compile_whole: [{trainer.compile: true}]}")
     assert (code, [*Path("results/whole").glob("search-compile_whole-*")]) == (0, []), err
     assert "compile_whole: compiling it may take 2.2 min; a larger --budget has time for it" in str(answer["headline"])
+
+
+def test_a_training_leaves_data_of_the_users_own_as_they_are(tmp_path):
+    """Their class may have a `source` that is called `random`, as lmbench's has, whose tokens teach nothing."""
+    for name, source in (("mine.Data", None), ("lmbench.data.datamodule.TokenData", "text")):
+        make_run(tmp_path / name, {}, {"data.name": name, "data.source": "random"})
+        assert training_options(load_run(tmp_path / name).record, 30).get("data.source") == source
 
 
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
