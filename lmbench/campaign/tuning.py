@@ -174,7 +174,7 @@ class Tuner(Stages):
     def refuse_unprovable(self, candidates: Sequence[Candidate], measured: Sequence[Candidate]) -> Iterator[str]:
         """Set the problem of candidates whose proof does not fit the time after the search; yields a line for each."""
         # Runs of later stages, which an earlier start left, would refuse what they prove.
-        costs_s = [run.record.cost_s or 0.0 for candidate in (*measured, *candidates) for run in candidate.runs]
+        costs_s = [run.record.cost_s for candidate in (*measured, *candidates) for run in candidate.runs]
         rest_s = min((1 - _SEARCH) * self.budget_s, self.budget_s - sum(costs_s))
         for candidate in candidates:
             if candidate.record is None or candidate.problem:
