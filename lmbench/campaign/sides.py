@@ -85,7 +85,7 @@ def find_sides(
         # Tasks begin beside each other, and none knows of the others' noise.
         window = {} if has_window(file) else dict(zip(WINDOW, _TASK_WINDOW, strict=True))
         file = file.changed(window, _TASK_ROUNDS)
-    return path, file.changed({}, None, options.timeout_s)
+    return path, file
 
 
 def has_window(file: SweepFile) -> bool:
@@ -130,7 +130,7 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
                 raise UsageError(f"both sides would be called {environment!r}; give the revision as a commit")
             sides[side][ENVIRONMENT] = environment
     content = {"base": {**_DEFAULTS, **settings}, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
-    return sweep_from({**content, "coin_seed": secrets.randbits(32)})
+    return sweep_from(content | {"coin_seed": secrets.randbits(32), "timeout_s": options.timeout_s})
 
 
 def _apart(a: str, b: str) -> tuple[str, str]:
