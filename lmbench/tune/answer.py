@@ -162,7 +162,7 @@ def _choices(tuning: Tuning, spread: Spread) -> Table:
         name = "; ".join([*map(str, added), *(f"without {choice}" for choice in removed)])
         if (alone := tuning.alone.get(name)) is not None:
             gain_alone = spread.change(alone.costs(goal), tuning.baseline.costs(goal))
-        outcome = candidate.problem or candidate.runs[-1].outcome
+        outcome = candidate.problem or (candidate.runs[-1].outcome if candidate.runs else "not tried")
         if is_taken:
             outcome = "taken"
         elif outcome == "ok":

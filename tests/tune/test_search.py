@@ -179,7 +179,7 @@ def final(*costs):
 
 
 def test_a_candidate_with_one_choice_counts_once_in_the_spread():
-    baseline, answer = Final(Trial(), problem="no time left"), final(0.5, 0.6, 0.55)
+    baseline, answer = Final(Trial()), final(0.5, 0.6, 0.55)
     tuning = Tuning("c", GOALS["tokens_per_s"], baseline, answer, [baseline, answer], alone={str(answer.trial): answer})
     assert "over 3 degrees of freedom" in tune_answer(tuning, Path()).notes[0].text
 
