@@ -283,6 +283,9 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
         code, _, err = plan()
         nothing = "lmbench: tune: nothing fits 1.00 GiB: the least is 1.0 MiB reserved, as predicted"
         assert (code, err.splitlines()[-1]) == (3, nothing)
+        smaller = TargetGpu("a smaller GPU", CONTEXT_BYTES + 2**29, 0)
+        patch.setattr("lmbench.campaign.planning.gpu_for", lambda name: smaller)
+        assert "nothing fits a smaller GPU" in plan()[2]
     monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
     for more, said in (([], "there are no times of blocks"), (["--name=short", "--budget=1s"], "a larger --budget")):
         code, _, err = plan(*more)
