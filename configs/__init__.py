@@ -33,6 +33,19 @@ def find_config(name: str) -> Path:
     return find_shipped(name, shipped_configs(), "configs", complaint)
 
 
+def read_config(name: str) -> tuple[str, dict[str, Any]]:
+    """The text and the settings of the configuration that a command line names.
+
+    Raises:
+        UsageError: there is no such configuration, it cannot be read, or it has no settings.
+    """
+    text, content = read_yaml(find_config(name), f"config {name!r}")
+    if not isinstance(content, dict):
+        example = "a configuration is YAML with a setting a line (`key: value`)"
+        raise UsageError(f"config {name!r}: {example}; given: {text.strip()[:80]!r}")
+    return text, content
+
+
 def shipped_studies() -> dict[str, Path]:
     """The sweep files of studies, by name."""
     return _shipped("sweeps/*.yaml")

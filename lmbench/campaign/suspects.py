@@ -14,13 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from lmbench.configs import is_yaml, read_yaml
+from lmbench.configs import find_config, is_yaml, read_config
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves, secrets_of
 from lmbench.programs import run_program
 from lmbench.records.store import write_or_refuse
-from lmbench.records.vocabulary import Values
 from lmbench.sweep.environments import commits_between
 from lmbench.sweep.file import with_options
 
@@ -63,7 +62,7 @@ def find_suspects(good: str, bad: str, folder: Path) -> tuple[str, list[Suspect]
     """
     good_version, bad_version = map(_VERSION.fullmatch, (good, bad))
     if (names_file(good) and names_file(bad)) or is_yaml(good) or is_yaml(bad):
-        what, row = "option", _between_files(Path(good), Path(bad), folder)
+        what, row = "option", _between_files(find_config(good), find_config(bad), folder)
     elif good_version and bad_version:
         what, row = "version", _between_versions(good_version, bad_version)
     else:
@@ -75,7 +74,7 @@ def find_suspects(good: str, bad: str, folder: Path) -> tuple[str, list[Suspect]
 
 def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     """Configurations that take over one differing setting after the other, in the bad file's order."""
-    before, after = (_settings_in(path) for path in (good, bad))
+    before, after = (dict(leaves(read_config(str(path))[1])) for path in (good, bad))
     for name, _ in secrets_of([before, after]):
         raise UsageError(
             f"{name} is a secret, and the configurations between these two would hold it; export it instead"
@@ -90,14 +89,6 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
         write_or_refuse(path, yaml.safe_dump(with_options({}, settings), sort_keys=False), "give another --results_dir")
         row.append(Suspect(f"{name}={after[name]}" if name in after else f"without {name}", config=str(path)))
     return row
-
-
-def _settings_in(path: Path) -> Values:
-    """The settings of a configuration's file by dotted names."""
-    _, content = read_yaml(path, f"configuration {str(path)!r}")
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} has no settings; give two configurations")
-    return dict(leaves(content))
 
 
 def _between_versions(good: re.Match[str], bad: re.Match[str]) -> list[Suspect]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from lmbench.configs import find_config, read_yaml
+from lmbench.configs import read_config
 from lmbench.convergence.judgement import Judgement
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_whole
@@ -62,8 +62,7 @@ def tuned_config(options: Options) -> str:
         UsageError: there is no such configuration.
     """
     changes = dict(options)
-    path = find_config(str(changes.pop(CONFIG)))
-    settings = with_options(read_yaml(path, str(path))[1], changes)
+    settings = with_options(read_config(str(changes.pop(CONFIG)))[1], changes)
     return yaml.safe_dump(masked_whole(settings), sort_keys=False)
 
 
