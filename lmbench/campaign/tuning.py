@@ -105,24 +105,7 @@ class Tuner(Stages):
             raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
         self.given = record
         self.check(baseline)
-        left_out, useful, settings = list[str](), list[Axis](), settings_of(record)
-        narrowed = applicable(axes, settings, record.is_on_gpu)
-        if narrowed != applicable(axes, settings):
-            left_out.append("fp8 and CUDA graphs: they are for a GPU")
-        for axis in narrowed:
-            share = share_of(axis, profiled[0].record if profiled else None)
-            if axis.name == MICRO_BATCH and record.unseen_phases:
-                left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
-            elif share is not None and share < LEAST_SHARE_FRACTION:
-                left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
-            else:
-                useful.append(axis)
-        taken = {axis.name for axis in narrowed}
-        left_out += [
-            f"{axis.name}: this configuration has no such option, or the value already"
-            for axis in axes
-            if axis.is_users and axis.name not in taken
-        ]
+        useful, left_out = self.useful(axes, profiled[0].record if profiled else None)
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
@@ -150,6 +133,27 @@ class Tuner(Stages):
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
+
+    def useful(self, axes: Sequence[Axis], profiled: RunRecord | None) -> tuple[list[Axis], list[str]]:
+        """The axes that apply and can help, and a line for each other one that a user may expect."""
+        left_out, useful, settings = list[str](), list[Axis](), settings_of(self.given)
+        narrowed = applicable(axes, settings, self.given.is_on_gpu)
+        if narrowed != applicable(axes, settings):
+            left_out.append("fp8 and CUDA graphs: they are for a GPU")
+        for axis in narrowed:
+            share = share_of(axis, profiled)
+            if axis.name == MICRO_BATCH and self.given.unseen_phases:
+                left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
+            elif share is not None and share < LEAST_SHARE_FRACTION:
+                left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
+            else:
+                useful.append(axis)
+        taken = {axis.name for axis in narrowed}
+        return useful, left_out + [
+            f"{axis.name}: this configuration has no such option, or the value already"
+            for axis in axes
+            if axis.is_users and axis.name not in taken
+        ]
 
     def try_axis(
         self, axis: Axis, candidates: Sequence[Candidate], measured: Sequence[Candidate], repeats: int
