@@ -33,6 +33,19 @@ def find_config(name: str) -> Path:
     return find_shipped(name, shipped_configs(), "configs", complaint)
 
 
+def read_config(name: str) -> tuple[str, dict[str, Any]]:
+    """The text and the settings of the configuration that a command line names.
+
+    Raises:
+        UsageError: there is no such configuration, it cannot be read, or it has no settings.
+    """
+    text, content = read_yaml(find_config(name), f"config {name!r}")
+    if not isinstance(content, dict):
+        example = "a configuration is YAML with a setting a line (`key: value`)"
+        raise UsageError(f"config {name!r}: {example}; given: {text.strip()[:80]!r}")
+    return text, content
+
+
 def shipped_studies() -> dict[str, Path]:
     """The sweep files of studies, by name."""
     return _shipped("sweeps/*.yaml")
@@ -187,8 +200,8 @@ _PLAIN_WORDS = {
 }  # fmt: skip
 
 
-def converted(content: Any, kind: type[T]) -> T:
-    """The content of a YAML file as an instance of a class.
+def converted(content: Any, kind: type[T], label: str = "") -> T:
+    """The content of a YAML file as an instance of a class. `label` names the file in errors.
 
     Raises:
         UsageError: the content does not fit; `charts[0]: unknown field 'colour'; allowed: title, kind, ...`.
@@ -214,7 +227,7 @@ def converted(content: Any, kind: type[T]) -> T:
     if allowed:
         misspelt = {*re.findall("[`'](.*?)[`']", message)} - {*allowed}
         message += f"; allowed: {', '.join(allowed)}" + "".join(suggest(word, allowed) for word in misspelt)
-    raise UsageError(f"{place}: {message.replace('`', chr(39))}".removeprefix(": "))
+    raise UsageError(": ".join(filter(None, (label, place, message.replace("`", "'")))))
 
 
 def _shipped(pattern: str) -> dict[str, Path]:

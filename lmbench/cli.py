@@ -123,7 +123,7 @@ def _run(args: list[str], is_whole_process: bool) -> int:
                 return int(module.run(args))
             from lmbench.commands.parser import run_typed
 
-            return run_typed(args[0], function_of(args[0]), args[1:])
+            return run_typed(args[0], function_of(args[0]), args[1:], getattr(module, "more_help", str)())
     except UsageError as error:
         tell(str(error))
     except ModuleNotFoundError as error:

@@ -58,11 +58,6 @@ def option_words(options: Mapping[str, Any]) -> list[str]:
     return [f"--{name}={text}" for name, text in texts.items()]
 
 
-def group_options(group: str) -> list[str]:
-    """All options of a group by their full names; empty for a name that is no group."""
-    return [name for name in option_names() if name.startswith(f"{group}.")]
-
-
 def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems: Sequence[str] = ()) -> None:
     """Check the words of `lmbench fit` for misspelt options and configurations, but not options of a user's class.
 

@@ -82,7 +82,7 @@ class Task:
     """
 
     def __init__(self, title: str, total: int | None = None) -> None:
-        self._title, self._total = title, total
+        self._title, self.total = title, total
         self._begun, self._part, self._note = 0, "", ""
         self._earlier = 0
         self._began_s = time.monotonic()
@@ -108,11 +108,11 @@ class Task:
     def show(self) -> None:
         elapsed_s, ended = time.monotonic() - self._began_s, self._begun - 1
         number = str(self._begun + self._earlier) if self._begun else ""
-        if number and self._total:
-            number += f" of {self._total}"
+        if number and self.total:
+            number += f" of {self.total}"
         words = [" ".join(filter(None, [number, self._part])), self._note, f"{duration(elapsed_s)} so far"]
-        if self._total and ended > 0:
-            words.append(f"about {duration(elapsed_s / ended * (self._total - self._earlier - ended))} left")
+        if self.total and ended > 0:
+            words.append(f"about {duration(elapsed_s / ended * (self.total - self._earlier - ended))} left")
         self.line.show(f"{self._title}: {', '.join(filter(None, words))}")
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from lmbench.callbacks import MeasurementSession, MemoryRecorder, PhaseTimer, SyncFinder, TrainingCheck
 from lmbench.device import DEVICES, best_device, device_of, synchronize
@@ -36,7 +37,7 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import complete_run, late_rank
 from lmbench.records.vocabulary import Phase, Span
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
 
 # Modules with planted truths, and a small measured run of one.
 
@@ -324,13 +325,9 @@ class PlantedRanks(Planted):
             work = _work_of(self.collective_s, self.device)
 
             # DDP refuses a hook with annotations other than its own types.
-            def reduce(_, bucket):  # type: ignore[no-untyped-def]
+            def reduce(group, bucket):  # type: ignore[no-untyped-def]
                 work()
-                return (
-                    torch.distributed.all_reduce(bucket.buffer(), async_op=True)
-                    .get_future()
-                    .then(lambda reduced: reduced.value()[0])
-                )
+                return allreduce_hook(group, bucket)
 
             model: Any = self.trainer.strategy.model
             model.register_comm_hook(None, reduce)
@@ -417,15 +414,13 @@ def check_truths(device_type: str | None) -> Answer:
     rows: list[list[Value | Cell]] = [
         [Cell("pass" if truth.is_right else wrong, style="outcome"), truth.name, *truth[2:]] for truth in truths
     ]
-    passed, code = sum(truth.is_right for truth in truths), ExitCode.OK
-    result = f"{passed} passed"
-    if passed < len(truths):
-        result, code = f"{result}, {len(truths) - passed} {wrong}", wrong_code
-    if len(checks) < len(CHECKS):
-        result += f"; {len(CHECKS) - len(checks)} checks need {'two GPUs' if gpu_count else 'a GPU'}"
-    notes = [Line("result", result)]
-    if code is ExitCode.UNDECIDED:
-        notes.append(Line(wrong, f"{guard.message}; check again when it is quiet"))
+    failed, left_out = sum(not truth.is_right for truth in truths), len(CHECKS) - len(checks)
+    result = listed(f"{len(truths) - failed} passed", failed and f"{failed} {wrong}")
+    if left_out:
+        result += f"; {left_out} checks need {'two GPUs' if gpu_count else 'a GPU'}"
+    code = wrong_code if failed else ExitCode.OK
+    is_open = code is ExitCode.UNDECIDED
+    notes = [Line("result", result), *labelled(wrong, is_open and f"{guard.message}; check again when it is quiet")]
     columns = [
         Column("", name="status"), Column("check"), Column("expected", is_extra=True), Column("found"),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,6 +22,7 @@ from lmbench.sweep.file import read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.outcome import new_record
 from lmbench.sweep.plan import make_plan
+from lmbench.sweep.progress import SweepProgress
 
 SECRETS = """hf_token token secret client_secret db.password PASSWD passphrase GH_PAT pat auth basicAuth bearer api_key
     apiKey APIKEY access_key AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY privateKey credential credentials.user cookie
@@ -240,9 +242,9 @@ def sweep(here):
 
 
 def _begin(file):
-    plan, folder = make_plan("mine", file), SweepFolder(Path("results/mine"))
-    folder.open(plan, plan.chosen)
-    folder.close()
+    plan = make_plan("mine", file)
+    with closing(SweepFolder(plan, Path("results/mine"), SweepProgress(plan))) as folder:
+        folder.open(plan.chosen)
     return plan, folder.path
 
 

@@ -19,7 +19,7 @@ from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import next_suspect, probabilities_of
 from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.git import git_output
+from lmbench.programs import git_output
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Line, labelled

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -85,11 +86,8 @@ class Judge:
         # Imports take longer than most rounds, so servers that one stage started serve the next one too.
         self._executor = LocalExecutor({SWEEP: str(self.path.resolve())})
         self._limits = Pace(executor=self._executor)
-        try:
-            with result_alone():
-                comparison = self._carry_out(time.monotonic() + self.budget_s)
-        finally:
-            self._executor.close()
+        with result_alone(), closing(self._executor):
+            comparison = self._carry_out(time.monotonic() + self.budget_s)
         return self._conclude(comparison), comparison
 
     def _carry_out(self, end_s: float) -> Comparison:
@@ -138,9 +136,8 @@ class Judge:
 
     def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[list[StoredRun]]:
         """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' trainings."""
-        data, steps = a.record.data, affordable_steps((a.record, b.record), _TRAINING_SHARE * budget_s)
-        is_random = data.source == "random" and str(data.name).startswith("lmbench.")
-        options = training_options(max(MIN_STEPS, steps), is_random=is_random)
+        steps = affordable_steps((a.record, b.record), _TRAINING_SHARE * budget_s)
+        options = training_options(a.record, max(MIN_STEPS, steps))
         path = self.path.with_name(f"{self.path.name}-training")
         # Trainings that were begun go on with as many steps.
         file = read_sweep_folder(path) if (path / SWEEP_FILE).is_file() else self.file.changed(options, len(SEEDS))

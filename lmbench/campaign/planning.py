@@ -57,7 +57,7 @@ def write_plan(
 
 
 def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
-    """Plan for the memory of the stages, or of the GPU here, and measure the plan's best point.
+    """Plan for the memory of the stages, or of the GPU here if that is less, and measure the plan's best point.
 
     What a point took corrects the prediction of recipes like it, and may make another point the best. So this plans
     again, until the best point is one that was measured. The fastest measured point that keeps to the memory is
@@ -67,13 +67,10 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         UsageError: neither memory nor a GPU is given, or nothing can be planned.
         Failure: nothing fits.
     """
-    here = gpu_for(None)
-    if stages.most_bytes is not None:
-        workspace_bytes = here.workspace_bytes if here else 0
-        gpu = TargetGpu(gib(stages.most_bytes), stages.most_bytes + CONTEXT_BYTES, workspace_bytes)
-    elif here is not None:
-        gpu = here
-    else:
+    gpu, most_bytes = gpu_for(None), stages.most_bytes
+    if most_bytes is not None and (gpu is None or most_bytes < gpu.room_bytes):
+        gpu = TargetGpu(gib(most_bytes), most_bytes + CONTEXT_BYTES, gpu.workspace_bytes if gpu else 0)
+    if gpu is None:
         raise UsageError("--for memory needs a GPU, or the memory to plan for, such as --at_most 40GiB")
     words = option_words(stages.base)
     with stages.begun(trusts):

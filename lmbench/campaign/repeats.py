@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -54,10 +55,8 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
     plan = make_plan(path.name, sweep_from({"base": base, "repeats": repeats, **grid}))
     (cell,) = plan.cells
     plan = replace(plan, command=["lmbench", *cell.words(), "--repeats", str(repeats)])
-    with ExitStack() as stack:
-        stack.enter_context(result_alone())
-        for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
-            stack.enter_context(redirect(StringIO()))
+    told = StringIO() if quiet else sys.stderr
+    with result_alone(), redirect_stdout(told), redirect_stderr(told):
         sweep = Sweep(plan, path, "repeats")
         try:
             return path, sweep.carry_out()

@@ -86,7 +86,7 @@ class Rounds:
         """Measure until the verdict stands or the budget ends; returns the comparison.
 
         Raises:
-            SweepHalted: the disk is full, or a process cannot be started.
+            Failure: the disk is full, or a process cannot be started.
         """
         # Standard output has the verdict alone, in every output format.
         with result_alone():

@@ -12,7 +12,7 @@ from pathlib import Path
 from lmbench.errors import UsageError
 from lmbench.files import names_file
 from lmbench.masking import is_secret
-from lmbench.records.store import SWEEP_FILE, check_name
+from lmbench.records.store import RESULTS, SWEEP_FILE, check_name
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.environments import resolve_revision
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepFile, sweep_from
@@ -78,14 +78,14 @@ def find_sides(
     name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", name)
     file = two_sides(sides, settings, options)
-    path = (options.results_dir or Path("results")) / name
+    path = (options.results_dir or RESULTS) / name
     if (path / SWEEP_FILE).is_file():
         raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
     if is_elsewhere:
         # Tasks begin beside each other, and none knows of the others' noise.
         window = {} if has_window(file) else dict(zip(WINDOW, _TASK_WINDOW, strict=True))
         file = file.changed(window, _TASK_ROUNDS)
-    return path, file.changed({}, None, options.timeout_s)
+    return path, file
 
 
 def has_window(file: SweepFile) -> bool:
@@ -130,7 +130,7 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
                 raise UsageError(f"both sides would be called {environment!r}; give the revision as a commit")
             sides[side][ENVIRONMENT] = environment
     content = {"base": {**_DEFAULTS, **settings}, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
-    return sweep_from({**content, "coin_seed": secrets.randbits(32)})
+    return sweep_from(content | {"coin_seed": secrets.randbits(32), "timeout_s": options.timeout_s})
 
 
 def _apart(a: str, b: str) -> tuple[str, str]:

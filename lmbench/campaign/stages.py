@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -80,11 +80,8 @@ class Stages:
                 f"{self.path} was not begun here by you: it would take {its_files} for its own; nothing was run; "
                 "--trust takes it over, another --name begins anew"
             )
-        try:
-            with result_alone():
-                yield
-        finally:
-            self.executor.close()
+        with result_alone(), closing(self.executor):
+            yield
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises UsageError where that fails."""

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import yaml
 
-from lmbench.configs import is_yaml, read_yaml
+from lmbench.configs import find_config, is_yaml, read_config
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves, secrets_of
+from lmbench.programs import run_program
 from lmbench.records.store import write_or_refuse
 from lmbench.sweep.environments import commits_between
 from lmbench.sweep.file import with_options
@@ -61,7 +62,7 @@ def find_suspects(good: str, bad: str, folder: Path) -> tuple[str, list[Suspect]
     """
     good_version, bad_version = map(_VERSION.fullmatch, (good, bad))
     if (names_file(good) and names_file(bad)) or is_yaml(good) or is_yaml(bad):
-        what, row = "option", _between_files(Path(good), Path(bad), folder)
+        what, row = "option", _between_files(find_config(good), find_config(bad), folder)
     elif good_version and bad_version:
         what, row = "version", _between_versions(good_version, bad_version)
     else:
@@ -73,14 +74,11 @@ def find_suspects(good: str, bad: str, folder: Path) -> tuple[str, list[Suspect]
 
 def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     """Configurations that take over one differing setting after the other, in the bad file's order."""
-    trees = [read_yaml(path, f"configuration {str(path)!r}")[1] for path in (good, bad)]
-    if odd := [path for path, tree in zip((good, bad), trees, strict=True) if not isinstance(tree, dict)]:
-        raise UsageError(f"{odd[0]} has no settings; give two configurations")
-    for name, _ in secrets_of(trees):
+    before, after = (dict(leaves(read_config(str(path))[1])) for path in (good, bad))
+    for name, _ in secrets_of([before, after]):
         raise UsageError(
             f"{name} is a secret, and the configurations between these two would hold it; export it instead"
         )
-    before, after = (dict(leaves(tree)) for tree in trees)
     changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
     settings, row = dict(before), [Suspect("as-given", config=str(good))]
     for number, name in enumerate(changed, start=1):
@@ -142,11 +140,7 @@ def _environment(requirement: str) -> str:
 
 
 def _pip(python: str, *words: str) -> str:
-    command = [python, "-m", "pip", *words, "--disable-pip-version-check"]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"pip {' '.join(words)}: {error}") from error
+    process = run_program([python, "-m", "pip", *words, "--disable-pip-version-check"], _INSTALL_TIMEOUT_S)
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or ["pip failed"]
         raise UsageError(f"pip {' '.join(words)}: {last[0]}")

@@ -22,7 +22,7 @@ from lmbench.report.results import read_sections, report_on
 from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, Pace
-from lmbench.sweep.folder import FINAL, SweepFolder
+from lmbench.sweep.folder import FINAL
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
 from lmbench.sweep.progress import SweepProgress, announcement
@@ -30,10 +30,6 @@ from lmbench.sweep.rows import Rows
 from lmbench.sweep.tasks import TaskExecution
 from lmbench.wandb.publish import WandbProblem, common_destination, upload_command, write_new
 from lmbench.wandb.upload import upload_results
-
-
-class SweepHalted(Failure):
-    """The sweep cannot go on, for the reason in the message. A restart keeps all finished runs and continues."""
 
 
 @dataclass
@@ -63,8 +59,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.progress = SweepProgress(self.plan, self.title, self.names)
-        self._folder = SweepFolder(self.path)
-        self._rows = Rows(self.plan, self._folder, self.progress)
+        self._rows = Rows(self.plan, self.path, self.progress)
 
     def carry_out(self, is_dry: bool = False) -> ExitCode:
         """Measure the plan, completely or as far as its pace says, and publish the results.
@@ -73,17 +68,17 @@ class Sweep:
 
         Raises:
             UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
-            SweepHalted: the disk is full, or a process cannot be started.
+            Failure: the disk is full, or a process cannot be started. A restart keeps all finished runs.
         """
-        with closing(self._folder), ExitStack() as servers:
-            executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._folder.mark)))
+        with closing(self._rows), ExitStack() as servers:
+            executor = self.pace.executor or servers.enter_context(closing(LocalExecutor(self._rows.mark)))
             tasks = None if self.engine is None else TaskExecution(self._rows, self.engine, self.on_interrupt)
             description = announcement(self.plan) if tasks is None else tasks.describe()
             # A misspelt option would look like another sweep to the folder.
             self._check_file()
             # Rounds measured elsewhere are locked by their tasks.
-            self._folder.open(self.plan, self.plan.chosen if tasks is None else (), is_dry=True)
-            self._folder.close()
+            self._rows.open(self.plan.chosen if tasks is None else (), is_dry=True)
+            self._rows.close()
             executor.is_hasty = bool(self.plan.file.sides)
             # Made before the check, which uses the servers of its first round.
             execution = Execution(self._rows, executor, self._predict_largest, self.pace)
@@ -96,15 +91,13 @@ class Sweep:
                 return ExitCode.OK
             try:
                 if tasks is None:
-                    self._folder.open(self.plan, self.plan.chosen)
+                    self._rows.open(self.plan.chosen)
                     execution.run()
                 else:
                     servers.close()
                     tasks.run(self.pace.is_enough)
             except OSError as error:
-                raise SweepHalted(
-                    f"the sweep cannot go on: {error}; mend that, and go on with the same folder"
-                ) from error
+                raise Failure(f"the sweep cannot go on: {error}; mend that, and go on with the same folder") from error
             finally:
                 self.progress.line.clear()
             servers.close()
@@ -150,7 +143,7 @@ class Sweep:
             return None
         self.progress.keep(f"predicting the largest {option} of {cell.id}")
         try:
-            words = self._folder.words(cell)[1:]
+            words = self._rows.words(cell)[1:]
             (target,) = ask_forecast(words, Request([gpu], finds_largest=True)).on_gpus
         except (UsageError, ProcessFailed):
             # If the cell cannot run, its run says why.
@@ -168,15 +161,15 @@ class Sweep:
         were filed otherwise.
         """
         filings = self._rows.filings
-        later = upload_command(self._folder.path, filings)
+        later = upload_command(self._rows.path, filings)
         modes = {filing.mode for filing in filings}
         try:
-            cells = report_on(read_sections([self._folder.path], make_catalogue()))
-            write_whole(self._folder.path / CELLS_FILE, render(cells, "csv"))
+            cells = report_on(read_sections([self._rows.path], make_catalogue()))
+            write_whole(self._rows.path / CELLS_FILE, render(cells, "csv"))
             if modes == {"offline"}:
-                write_new(find_runs([self._folder.runs]))
+                write_new(find_runs([self._rows.runs]))
                 print(shown(f"W&B: offline, beside the results; upload: {later}"))
         except (WandbProblem, OSError) as problem:
             self.progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")
         if "online" in modes:
-            upload_results([self._folder.path], common_destination(filings))
+            upload_results([self._rows.path], common_destination(filings))

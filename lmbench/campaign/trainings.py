@@ -25,13 +25,15 @@ def affordable_steps(records: Iterable[RunRecord], budget_s: float) -> int:
     return int(min(MOST_STEPS, max(0, steps)))
 
 
-def training_options(steps: int, *, is_random: bool) -> Options:
-    """The options of a training; `is_random`: the configuration has random tokens, which teach nothing."""
-    options = {
+def training_options(record: RunRecord, steps: int) -> Options:
+    """The options of a training of a run's configuration."""
+    options: Options = {
         "measure.steps": steps,
         "measure.min_window_s": 0.0,
         "measure.probe_steps": 0,
         "measure.gradient_norm": True,
     }
-    # Neither do a few batches over and over.
-    return options | ({"data.source": "text", "data.num_batches": steps + 10} if is_random else {})
+    if record.data.source == "random" and str(record.data.name).startswith("lmbench."):
+        # Random tokens teach nothing, and neither do a few batches over and over.
+        options |= {"data.source": "text", "data.num_batches": steps + 10}
+    return options

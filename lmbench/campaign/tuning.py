@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lmbench.campaign.rounds import Rounds
@@ -16,16 +15,16 @@ from lmbench.compare.comparison import FASTER, SAME, SLOWER
 from lmbench.compare.rounds import LEAST_ROUNDS
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
+from lmbench.fit_options import option_words
 from lmbench.memory.forecast import Forecast, Request, ask, gpu_for
 from lmbench.python_process import ProcessFailed
-from lmbench.records.codec import DamagedRecord, indented_json, read_packed
+from lmbench.records.codec import find_packed, indented_json
 from lmbench.records.field import Bytes
 from lmbench.records.load import StoredRun
-from lmbench.records.schema import value_at
-from lmbench.records.vocabulary import GATE_FRACTION, Values
+from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report.units import duration, percent_short, times
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
-from lmbench.sweep.plan import GridCell, make_plan
 from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
     LEAST_GAIN_FRACTION,
@@ -67,9 +66,8 @@ class Tuner(Stages):
     """The stages of a tuning for a goal."""
 
     goal: Goal = field(kw_only=True)
-    #: All settings of the given configuration, and its tokens per step; known once it has run.
-    settings: Values = field(default_factory=dict)
-    step_tokens: float | None = None
+    #: A run of the given configuration; set once it has run.
+    given: RunRecord = field(init=False)
 
     def tune(self, axes: Sequence[Axis], trusts: bool) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
@@ -99,29 +97,15 @@ class Tuner(Stages):
         baseline = Candidate(Trial())
         points = {"as given": {}, "its kernels": {PASS: "kernels"}}
         baseline.runs, profiled = self.measure(GIVEN, self.short, points, _SEARCH, _ROUNDS)
-        self.check(baseline)
         record = next((run.record for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if record is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         if self.goal.cost(record) is None:
             raise UsageError(f"--for {self.goal.name}: this device does not tell it; give another goal")
-        self.step_tokens, self.settings = record.window.step_tokens, settings_of(record)
-        left_out, useful = list[str](), list[Axis]()
-        narrowed = applicable(axes, self.settings, record.is_on_gpu)
-        if narrowed != applicable(axes, self.settings):
-            left_out.append("fp8 and CUDA graphs: they are for a GPU")
-        for axis in narrowed:
-            share = share_of(axis, profiled[0].record if profiled else None)
-            if axis.name == MICRO_BATCH and record.unseen_phases:
-                left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
-            elif share is not None and share < LEAST_SHARE_FRACTION:
-                left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
-            else:
-                useful.append(axis)
-        for name in [axis.name for axis in axes if axis.is_users]:
-            if name not in [axis.name for axis in narrowed]:
-                left_out.append(f"{name}: this configuration has no such option, or the value already")
+        self.given = record
+        self.check(baseline)
+        useful, left_out = self.useful(axes, profiled[0].record if profiled else None)
         # Runs of later stages, which an earlier start left, would change the plan that goes on.
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s(f"{GIVEN}-*"))
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
@@ -150,6 +134,27 @@ class Tuner(Stages):
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
+    def useful(self, axes: Sequence[Axis], profiled: RunRecord | None) -> tuple[list[Axis], list[str]]:
+        """The axes that apply and can help, and a line for each other one that a user may expect."""
+        left_out, useful, settings = list[str](), list[Axis](), settings_of(self.given)
+        narrowed = applicable(axes, settings, self.given.is_on_gpu)
+        if narrowed != applicable(axes, settings):
+            left_out.append("fp8 and CUDA graphs: they are for a GPU")
+        for axis in narrowed:
+            share = share_of(axis, profiled)
+            if axis.name == MICRO_BATCH and self.given.unseen_phases:
+                left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
+            elif share is not None and share < LEAST_SHARE_FRACTION:
+                left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
+            else:
+                useful.append(axis)
+        taken = {axis.name for axis in narrowed}
+        return useful, left_out + [
+            f"{axis.name}: this configuration has no such option, or the value already"
+            for axis in axes
+            if axis.is_users and axis.name not in taken
+        ]
+
     def try_axis(
         self, axis: Axis, candidates: Sequence[Candidate], measured: Sequence[Candidate], repeats: int
     ) -> Iterator[str]:
@@ -173,7 +178,7 @@ class Tuner(Stages):
     def refuse_unprovable(self, candidates: Sequence[Candidate], measured: Sequence[Candidate]) -> Iterator[str]:
         """Set the problem of candidates whose proof does not fit the time after the search; yields a line for each."""
         # Runs of later stages, which an earlier start left, would refuse what they prove.
-        costs_s = [run.record.cost_s or 0.0 for candidate in (*measured, *candidates) for run in candidate.runs]
+        costs_s = [run.record.cost_s for candidate in (*measured, *candidates) for run in candidate.runs]
         rest_s = min((1 - _SEARCH) * self.budget_s, self.budget_s - sum(costs_s))
         for candidate in candidates:
             if candidate.record is None or candidate.problem:
@@ -202,10 +207,10 @@ class Tuner(Stages):
         peak_bytes = peak_of(candidate.record)
         if peak_bytes is not None and not self.is_allowed(peak_bytes):
             candidate.problem = "too much memory"
-        elif self.step_tokens:
+        elif given_tokens := self.given.window.step_tokens:
             # Where sequences differ in length, windows of other steps differ a little. A loader of the user's own,
             # which keeps its batches, makes at least twice as many tokens a step, or half.
-            ratio = (candidate.record.window.step_tokens or 0.0) / self.step_tokens
+            ratio = (candidate.record.window.step_tokens or 0.0) / given_tokens
             if abs(ratio - 1) >= _TOKENS_FRACTION:
                 candidate.problem = "other tokens a step: another training"
 
@@ -216,30 +221,28 @@ class Tuner(Stages):
             candidates: the candidates.
             given_bytes: the peak of the given configuration.
         """
-        gpu, predicted = gpu_for(None), dict[str, Bytes]()
+        gpu = gpu_for(None)
         if gpu is None:
             return
         room_bytes = min(gpu.room_bytes, self.most_bytes or gpu.room_bytes)
         if given_bytes is not None and given_bytes < _ROOMY_FRACTION * room_bytes:
             return
-        with suppress(DamagedRecord):
-            predicted = read_packed(self.path / _PREDICTED, dict[str, Bytes])
-        new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
+        predicted = find_packed(self.path / _PREDICTED, dict[str, Bytes]) or {}
+        new = [candidate.trial for candidate in candidates if str(candidate.trial) not in predicted]
+        predicted |= dict.fromkeys(map(str, new))
+        reasons = set[str]()
 
-        def forecast_bytes(cell: GridCell) -> int | str:
-            words = cell.words()[1:]
+        def forecast(trial: Trial) -> None:
+            words = option_words({**self.base, **trial.options})
             try:
-                return ask(words, Request([gpu]), Forecast).reserved_bytes
+                predicted[str(trial)] = ask(words, Request([gpu]), Forecast).reserved_bytes
             except (UsageError, ProcessFailed) as error:
-                return str(error)
+                reasons.add(str(error))
 
         if new:
-            file = sweep_from({"base": self.base, "include": [candidate.trial.options for candidate in new]})
             with ThreadPoolExecutor(len(new)) as pool:
-                forecasts = list(pool.map(forecast_bytes, make_plan("", file).cells))
-            for candidate, size in zip(new, forecasts, strict=True):
-                predicted[str(candidate.trial)] = size if isinstance(size, int) else None
-            for reason in dict.fromkeys(size for size in forecasts if isinstance(size, str)):
+                list(pool.map(forecast, new))
+            for reason in sorted(reasons):
                 tell(f"tune: left out: a prediction of the memory: {reason}")
             self.write(_PREDICTED, indented_json(predicted))
         for candidate in candidates:
@@ -315,15 +318,14 @@ class Tuner(Stages):
         time is left to judge a candidate, it is `tuning.untrained`, and the answer is the baseline.
         """
         tuning.training_steps = steps = self.training_steps(tuning)
-        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in SEEDS}
-        is_random = value_at(self.settings, "data.source") == "random"
-        base = {**self.base, **training_options(steps, is_random=is_random)}
+        best, tuning.answer = tuning.answer, tuning.baseline
+        base = {**self.base, **training_options(self.given, steps)}
         trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
-        baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
-        has_baseline = len(baseline_runs) == len(seeds)
+        is_long = trials and steps >= MIN_STEPS
+        baseline_runs = self.trained("training-given", base, tuning.baseline.trial) if is_long else {}
         for number, trial in enumerate(trials, start=1):
             matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
-            candidate = next(matching, Candidate(trial, Trial()))
+            candidate = next(matching, Candidate(trial, tuning.baseline))
             if candidate not in tuning.finalists:
                 self.run(f"fallback-{number}", self.long, [candidate], 1.0, _ROUNDS)
                 if candidate.problem == _NO_TIME:
@@ -333,9 +335,9 @@ class Tuner(Stages):
                     tuning.candidates.append(candidate)
             if candidate.cost(self.goal) > tuning.baseline.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
                 continue
-            points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
-            runs = self.trained(f"training-{number}", base, points) if has_baseline else {}
-            if len(runs) < len(seeds):
+            has_baseline = len(baseline_runs) == len(SEEDS)
+            runs = self.trained(f"training-{number}", base, trial) if has_baseline else {}
+            if len(runs) < len(SEEDS):
                 tuning.untrained = candidate
                 return
             if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
@@ -348,8 +350,9 @@ class Tuner(Stages):
                 tuning.answer = candidate
                 return
 
-    def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, StoredRun]:
-        """Train points, one for each seed; returns the runs that there was time for, by seed."""
+    def trained(self, stage: str, base: Options, trial: Trial) -> dict[int, StoredRun]:
+        """Train a trial from each seed; returns the runs that there was time for, by seed."""
+        points = {f"{trial}; seed {seed}": {**trial.options, _SEED: seed} for seed in SEEDS}
         measured = zip(SEEDS, self.measure(stage, base, points, 1.0), strict=True)
         return {seed: runs[0] for seed, runs in measured if runs}
 
@@ -364,12 +367,11 @@ class Tuner(Stages):
 
     def measure_alone(self, tuning: Tuning) -> None:
         """Measure each choice of the answer by itself, as far as the budget allows."""
-        choices = tuning.answer.trial.choices
-        single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
-        known = [str(candidate.trial) for candidate in single]
-        missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in known]
+        single = (candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1)
+        alone = {str(candidate.trial): candidate for candidate in single}
+        missing = [Candidate(Trial((choice,))) for choice in tuning.answer.trial.choices if str(choice) not in alone]
         self.run("alone", self.short, missing, 1.0)
-        tuning.alone = {str(candidate.trial): candidate for candidate in (*single, *missing)}
+        tuning.alone = alone | {str(candidate.trial): candidate for candidate in missing}
 
     def use_rest(self, tuning: Tuning) -> None:
         """Measure the answer and the baseline further with the rest of the budget, for a narrower interval."""

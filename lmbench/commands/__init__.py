@@ -6,7 +6,8 @@ from typing import Any
 
 MEASURING = ("fit", "validate")
 
-#: The summary of each command. Its module has a typed function of the command's name, or `run(args: list[str]) -> int`.
+#: The summary of each command. Its module has a typed function of the command's name, and may have `more_help() -> str`
+#: for the end of its help; or it has `run(args: list[str]) -> int`.
 COMMANDS = {
     "fit": "measure training: forward, backward and optimizer times, memory, MFU",
     "validate": "measure inference on the validation data",

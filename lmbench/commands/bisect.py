@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lmbench.commands.words import read_budget, read_gate, read_options
 from lmbench.errors import UsageError
+from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
@@ -16,7 +17,7 @@ def bisect(
     *,
     gate: str = "2%",
     budget: str = "30m",
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
     settings: list[str],
 ) -> Answer:
     """Finds which commit, version of a package or option made a step slower, or faster.

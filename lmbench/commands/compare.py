@@ -16,6 +16,7 @@ from lmbench.campaign.sides import SideOptions, find_sides
 from lmbench.commands.parser import Result
 from lmbench.commands.words import read_budget_of_rounds, read_configuration, read_gate, read_options, refuse
 from lmbench.errors import UsageError, tell
+from lmbench.records.store import RESULTS
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import Options
@@ -104,7 +105,7 @@ def noise(
     *results: Result,
     run: bool = False,
     repeats: Annotated[int, Meta(ge=MIN_NOISE_REPEATS)] = 10,
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
     settings: list[str],
 ) -> Answer | int:
     """Measures how far a configuration is from itself when nothing was changed.

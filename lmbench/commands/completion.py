@@ -10,7 +10,7 @@ from lmbench.commands import COMMANDS, MEASURING, function_of
 from lmbench.commands.fit import daily_options
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode
-from lmbench.fit_options import group_options
+from lmbench.fit_options import option_names
 from lmbench.guide import topics
 from lmbench.records.named import given_names
 from lmbench.records.store import RESULTS
@@ -83,7 +83,8 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
             if not parser.takes_settings:
                 return options
         group = current.removeprefix("--").partition(".")[0]
-        return [*options, *daily, "--config", *(f"--{name}" for name in group_options(group))]
+        of_group = (f"--{name}" for name in option_names() if name.startswith(f"{group}."))
+        return [*options, *daily, "--config", *of_group]
     if previous in _FOLLOWING:
         return _FOLLOWING[previous]
     offered = [*_OFFERED.get(command, ())]

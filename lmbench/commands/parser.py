@@ -42,15 +42,11 @@ def run_typed(name: str, function: Callable[..., Any], words: Sequence[str], mor
     `more_help` follows the docstring's text in the help.
     """
     try:
-        values = CommandParser(f"lmbench {name}", function, more_help).parse(words)
-        parameters = inspect.signature(function).parameters.values()
-        several = [values.pop(parameter.name) for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL]
+        parser = CommandParser(f"lmbench {name}", function, more_help)
+        values = parser.parse(words)
         output = values.pop("output", None)
-        answer = function(*(several[0] if several else ()), **values)
+        answer = function(*values.pop(parser.several, ()), **values)
         return give(answer, output) if isinstance(answer, Answer) else int(answer)
-    except UsageError as error:
-        tell(str(error))
-        return ExitCode.USAGE
     except Failure as failure:
         tell(f"{name}: {failure}")
         return failure.exit_code
@@ -76,7 +72,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog, formatter_class=_Help, allow_abbrev=False)
         #: The dataclasses of options, by the names of their parameters.
         self._groups: dict[str, type[Any]] = {}
-        self.takes_settings = False
+        #: The parameter that takes several arguments, and whether there are `settings`.
+        self.several, self.takes_settings = "", False
         self.description = f"{self._add(function)}\n\n{more_help}".strip()
         returned = inspect.signature(function, eval_str=True).return_annotation
         if Answer in (returned, *typing.get_args(returned)):
@@ -130,7 +127,7 @@ class CommandParser(argparse.ArgumentParser):
             self.add_argument(f"--{parameter.name.rstrip('_')}", dest=parameter.name, default=default, **words)
             return
         if parameter.kind is parameter.VAR_POSITIONAL:
-            words["nargs"] = "*"
+            words["nargs"], self.several = "*", parameter.name
         elif default is not parameter.empty:
             words["nargs"] = "?"
         self.add_argument(parameter.name, **words)

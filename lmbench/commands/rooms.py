@@ -21,6 +21,7 @@ from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
 from lmbench.precision import matmul_workspace_bytes
+from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
@@ -61,7 +62,7 @@ def memory(
     fit: str | None = None,
     also: list[str] | None = None,
     run: Path | None = None,
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
     settings: list[str],
 ) -> Answer:
     """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
@@ -113,8 +114,7 @@ def memory(
 
 
 def _predicted(settings: list[str], device: int | None, gpu: str | None, gpus: str | None) -> Answer:
-    if device is not None:
-        raise UsageError("--device chooses a device of a snapshot, and a prediction has one device; leave it out")
+    refuse({"device": device}, "chooses a device of a snapshot, and a prediction has one device; leave it out")
     if gpu is not None and gpus is not None:
         raise UsageError("--gpu and --gpus both name GPUs; give one of them")
     check_options(settings)
@@ -210,7 +210,7 @@ def ceiling(
     collectives: bool = False,
     ranks: PositiveInt | None = None,
     budget: str = "60s",
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
 ) -> Answer:
     """Measures the rates of matrix products and copies on this device, and of collectives between ranks.
 

@@ -10,21 +10,17 @@ from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
 
-from lmbench.commands.parser import Result, run_typed
+from lmbench.commands.parser import Result
 from lmbench.commands.words import read_options
 from lmbench.configs import find_shipped, is_yaml, shipped_studies
 from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import shown
-from lmbench.records.store import SWEEP_FILE, check_name, file_name
+from lmbench.records.store import RESULTS, SWEEP_FILE, check_name, file_name
 from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
-
-
-def run(args: list[str]) -> int:
-    return run_typed("sweep", sweep, args[1:], more_help=_studies())
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class SweepOptions:
         timeout_s: seconds a run may take, instead of the file's
     """
 
-    results_dir: Path = Path("results")
+    results_dir: Path = RESULTS
     name: str | None = None
     rounds: str | None = None
     merge: Path | None = None
@@ -91,12 +87,12 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     if file.sides and how.rounds is None:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     plan = make_plan(path.name, file, how.rounds)
-    if not os.path.lexists(Path(study) / SWEEP_FILE):
+    if places is not None:
         repeats = [] if how.repeats is None else ["--repeats", str(how.repeats)]
         plan = replace(plan, command=["lmbench", "sweep", study, *repeats, *settings])
     if how.merge is not None:
         merge_runs(plan, path, how.merge, how.dry_run)
-    measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=how.on_interrupt)
+    measured = Sweep(plan, path, places=places or {}, engine=engine, on_interrupt=how.on_interrupt)
     try:
         return measured.carry_out(how.dry_run)
     finally:
@@ -115,12 +111,12 @@ def _write_study(path: Path) -> None:
     write_result(shown(f"{path}: change it, then `lmbench sweep {shlex.quote(str(path))} --dry_run` checks it") + "\n")
 
 
-def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str]]:
-    """The folder of a sweep, its file, and where the file's settings stand in it."""
+def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str] | None]:
+    """The folder of a sweep, its file, and where the file's settings stand in it; None for a folder to go on with."""
     if os.path.lexists(Path(study) / SWEEP_FILE):
         if how.name is not None:
             raise UsageError("--name names a new sweep; a sweep's folder has its name")
-        return Path(study).absolute(), read_sweep_folder(Path(study), how.trust), {}
+        return Path(study).absolute(), read_sweep_folder(Path(study), how.trust), None
     problem = f"sweep {study!r} is no file, no sweep's folder and no study"
     source = find_shipped(study, shipped_studies(), "sweeps", problem)
     file, places = read_sweep_file(source)
@@ -129,7 +125,7 @@ def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str
     return how.results_dir / name, file, places
 
 
-def _studies() -> str:
+def more_help() -> str:
     """The shipped studies, one line each, with the first clause of the file's comment."""
     lines = ["studies (tiny_NAME is the same for a CPU, in a minute or two):"]
     for name, path in shipped_studies().items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from lmbench.commands.words import read_budget, read_configuration, read_size
 from lmbench.configs import find_config
 from lmbench.fit_options import option_words
-from lmbench.records.store import check_name, file_name
+from lmbench.records.store import RESULTS, check_name, file_name
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
@@ -19,7 +19,7 @@ def tune(
     budget: str = "15m",
     for_: str = "tokens_per_s",
     at_most: str | None = None,
-    results_dir: Path = Path("results"),
+    results_dir: Path = RESULTS,
     name: str | None = None,
     trust: bool = False,
     settings: list[str],

@@ -63,9 +63,9 @@ def board(
 
     shipped = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
     catalogue = make_catalogue()
-    boards = [board_of(catalogue.view(study), catalogue) for study in studies or shipped]
-    project = project or os.environ.get("WANDB_PROJECT") or WandbSettings.project
-    request = BoardRequest(project, entity, tuple({board.name: board for board in boards}.values()))
+    views = {view.name: view for view in map(catalogue.view, studies or shipped)}
+    boards = tuple(board_of(view, catalogue) for view in views.values())
+    request = BoardRequest(project or os.environ.get("WANDB_PROJECT") or WandbSettings.project, entity, boards)
     if dry_run:
         return planned_boards(request)
     saved = []

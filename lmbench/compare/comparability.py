@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-
-import msgspec
 
 from lmbench.compare.sides import Runs
 from lmbench.errors import UsageError, suggest
@@ -30,24 +29,16 @@ from lmbench.records.settings import (
 from lmbench.records.statistics import Ratio
 from lmbench.records.vocabulary import GATE_FRACTION, WAIT_POLICY
 
-
-class MustMatch(msgspec.Struct, forbid_unknown_fields=True):
-    """must_match.toml: facts that must be equal on both sides, always and where the host counts.
-
-    Each fact has the settings that choose it.
-    """
-
-    always: dict[str, list[str]]
-    host: dict[str, list[str]]
-
-
-MUST_MATCH = msgspec.toml.decode(Path(__file__).with_name("must_match.toml").read_bytes(), type=MustMatch)
+_FACTS = tomllib.loads(Path(__file__).with_name("must_match.toml").read_text("utf-8"))
+#: Facts that must be equal on both sides, always and where the host counts, each with the settings that choose it.
+ALWAYS: dict[str, list[str]] = _FACTS["always"]
+WITH_HOST: dict[str, list[str]] = ALWAYS | _FACTS["host"]
 _VARIABLES = "environment.variables"
 
 
 def check_about(about: Iterable[str], runs: Runs) -> None:
     """Raises UsageError for a name of `--about` that these runs do not record."""
-    recorded = {*MUST_MATCH.always, *MUST_MATCH.host, *CHOSEN, _VARIABLES}
+    recorded = {*WITH_HOST, *CHOSEN, _VARIABLES}
     recorded.update(*((*settings(run.record), *values_at(run.record, "environment")) for run in runs))
     for name in about:
         if not any(is_named(candidate, (name,)) for candidate in recorded):
@@ -73,7 +64,7 @@ def invalid_reasons(a: Runs, b: Runs, about: Sequence[str], by_rounds: bool) -> 
             hint = f"give both the same, or --about {name.removeprefix('environment.')}, if that is what you compare"
             reasons.append(f"{title} differs: A {_alternatives(texts_a)}, B {_alternatives(texts_b)} ({hint})")
 
-    facts = MUST_MATCH.always if by_rounds else facts_of(runs)
+    facts = ALWAYS if by_rounds else facts_of(runs)
     for name, setters in facts.items():
         # A user's own script records no settings. There a fact that settings can choose counts as chosen.
         if not setters or first_a.config is not None:
@@ -109,7 +100,7 @@ def _texts(runs: Runs, name: str, default: object = None) -> set[str]:
 
 def facts_of(runs: Runs) -> dict[str, list[str]]:
     """The facts that must be equal: GPU and flags, and the host where its speed is part of the measurement."""
-    return MUST_MATCH.always | (MUST_MATCH.host if counts_host(runs) else {})
+    return WITH_HOST if counts_host(runs) else ALWAYS
 
 
 def differences_within(runs: Runs, facts: Iterable[str]) -> list[str]:

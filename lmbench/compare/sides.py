@@ -247,7 +247,7 @@ def are_rounds(a: Runs, b: Runs) -> bool:
     Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
     """
     folders = {run.path.parent for run in (*a, *b)}
-    names = [{as_text((run.record.place.axes or {}).get(SIDE)) for run in side} for side in (a, b)]
+    names = [{as_text(run.record.axes.get(SIDE)) for run in side} for side in (a, b)]
     has_order = all(run.record.place.position is not None for run in (*a, *b))
     return has_order and len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from lmbench.configs import find_config, lines_of, parse_yaml, read_yaml, shipped_configs
+from lmbench.configs import lines_of, parse_yaml, read_config, shipped_configs
 from lmbench.data.datamodule import ShapeData, TokenData
 from lmbench.errors import UsageError, import_named
 from lmbench.fit.strategies import name_classes
@@ -88,11 +88,7 @@ def choose(command: str, words: list[str]) -> Chosen:
     # Configurations before `--model` and `--data`, which override them wherever they stand.
     for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
         if option == "--config":
-            text, content = read_yaml(find_config(value), f"config {value!r}")
-            if not isinstance(content, dict):
-                raise UsageError(
-                    f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}"
-                )
+            text, content = read_config(value)
             is_shipped = any(text == file.read_text() for file in shipped_configs().values())
             places |= lines_of(text, value)
             for key in BASES.keys() & content.keys():

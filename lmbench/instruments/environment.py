@@ -16,9 +16,9 @@ import torch
 from lmbench import version
 from lmbench.device import device_of
 from lmbench.files import short_digest
-from lmbench.git import git_output
 from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
+from lmbench.programs import git_output
 from lmbench.records.run import Code, Flags, Revision, RunEnvironment, Versions
 
 T = TypeVar("T")

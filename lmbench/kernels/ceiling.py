@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,7 +23,7 @@ from lmbench.errors import UsageError
 from lmbench.kernels.findings import KernelFindings
 from lmbench.kernels.names import MATMUL
 from lmbench.precision import find_gpu, find_precision, peak_flops
-from lmbench.records.codec import DamagedRecord, as_dict, indented_json, read_packed
+from lmbench.records.codec import as_dict, find_packed, indented_json
 from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.store import write_or_refuse
 from lmbench.report.answer import Answer, Line
@@ -108,10 +107,9 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
     A record without collectives keeps those of the file and the same versions: `lmbench ceiling RUN` needs them.
     """
     path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', _device(record.environment)).strip('_')}.json"
-    with suppress(DamagedRecord):
-        before = read_packed(path, CeilingRecord)
-        if not record.collectives and before.environment.versions == record.environment.versions:
-            record = replace(record, collectives=before.collectives)
+    before = find_packed(path, CeilingRecord)
+    if before and not record.collectives and before.environment.versions == record.environment.versions:
+        record = replace(record, collectives=before.collectives)
     text = indented_json(record)
     try:
         write_or_refuse(path, text, "the record is above")
@@ -130,10 +128,9 @@ def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, Ceili
     """The newest ceiling of a run's device in the folders above the run's, and its file; None without such a record."""
     ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
-        with suppress(DamagedRecord):
-            record = read_packed(file, CeilingRecord)
-            if _device(record.environment) == _device(environment):
-                ceilings.append((file, record))
+        record = find_packed(file, CeilingRecord)
+        if record and _device(record.environment) == _device(environment):
+            ceilings.append((file, record))
     return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
 
 

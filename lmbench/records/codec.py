@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
@@ -108,6 +109,13 @@ def read_packed(path: Path, kind: type[R]) -> R:
         return decode(read_file(path, MAX_PACKED_BYTES, unpacks=True), kind)
     except Unreadable as error:
         raise DamagedRecord(f"{path.name} is not read: {error}") from error
+
+
+def find_packed(path: Path, kind: type[R]) -> R | None:
+    """The record that `read_packed` reads; None where the file is missing, is damaged or does not fit the class."""
+    with suppress(DamagedRecord):
+        return read_packed(path, kind)
+    return None
 
 
 def _plain(data: bytes) -> Any:

@@ -489,6 +489,11 @@ class RunRecord:
         return self.sweep or SweepPlace()
 
     @property
+    def axes(self) -> Values:
+        """The values on the axes of the run's sweep, empty outside a sweep."""
+        return self.place.axes or {}
+
+    @property
     def cost_s(self) -> float:
         """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
         cost = self.place.cost

@@ -247,7 +247,7 @@ NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> Facts:
     """Every fact of FACT that the record or the plan has; without a plan, the record's own axes and configuration."""
-    plan = plan or (run.place.axes or {}, run.config)
+    plan = plan or (run.axes, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from msgspec import Struct
 
 from lmbench.files import is_file
 from lmbench.masking import shown
-from lmbench.records.codec import DamagedRecord, read_packed
+from lmbench.records.codec import find_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
@@ -162,9 +161,7 @@ def _group_of(home: Path | None, others: Iterable[Group]) -> Group:
 
 def read_sweep_summary(home: Path) -> SweepSummary:
     """What sweep.json in a sweep's folder tells a report; nothing if it is damaged: its runs are shown all the same."""
-    with suppress(DamagedRecord):
-        return read_packed(home / SWEEP_FILE, SweepSummary)
-    return SweepSummary()
+    return find_packed(home / SWEEP_FILE, SweepSummary) or SweepSummary()
 
 
 def reported(run: StoredRun, group: Group) -> ReportedRun:

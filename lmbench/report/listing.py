@@ -83,7 +83,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     # Runs whose model was never built record few facts; a missing one is no difference.
     built = [entry.facts for entry in entries if any("precision" in run.facts for run in entry.frame.runs)]
     # Axes of sweeps may set what is no fact, such as an argument of one's own module.
-    axes = [axis for entry in entries for run in entry.frame.runs for axis in run.record.place.axes or {}]
+    axes = [axis for entry in entries for run in entry.frame.runs for axis in run.record.axes]
     names = [*dict.fromkeys([*_FACTS, *axes])]
     common = [name for name in names[2:] if len({facts.get(name) for facts in built}) == 1]
     words = built and describe(built[0], [name for name in common if is_notable(name, built[0].get(name))])

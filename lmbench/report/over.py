@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lmbench.configs import parse_yaml
 from lmbench.errors import UsageError
-from lmbench.git import git_output
+from lmbench.programs import git_output
 from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean, have_logs, level_changes
 from lmbench.records.vocabulary import Values

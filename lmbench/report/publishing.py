@@ -9,14 +9,13 @@ their folder, if it has any.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.records.codec import DamagedRecord, read_packed
+from lmbench.records.codec import find_packed
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
@@ -81,8 +80,7 @@ def _stored_answers(paths: Iterable[str]) -> dict[Path, Answer]:
     """The answers that lie in the folders as JSON, by their files; other files are passed over."""
     answers = {}
     for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
-        with suppress(DamagedRecord):
-            stored = read_packed(file, _StoredAnswer)
+        if (stored := find_packed(file, _StoredAnswer)) is not None:
             tables = [rows_table(name, rows) for name, rows in stored.tables.items()]
             headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
             answers[file] = Answer(headline, tables, notes, title=file.stem)

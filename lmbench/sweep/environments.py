@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder, short_digest
-from lmbench.git import git
 from lmbench.masking import MASK, to_fill_in
+from lmbench.programs import git
 from lmbench.sweep.file import EnvironmentSpec
 
 

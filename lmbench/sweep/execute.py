@@ -22,7 +22,7 @@ from lmbench.interruption import held
 from lmbench.python_process import PAIR, TURNS
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
-from lmbench.records.process import clock_s, now
+from lmbench.records.process import clock_s
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
@@ -87,7 +87,7 @@ class Execution:
     _fits_together: bool = True
 
     def __post_init__(self) -> None:
-        self.plan, self.folder = self.rows.plan, self.rows.folder
+        self.plan = self.rows.plan
         self.executor.begin_round(len(self.plan.chosen) - 1)
 
     def check(self, places: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ class Execution:
         for cell in self.plan.cells:
             options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
             settings = set(map(as_json, options.items()))
-            if not settings <= seen and not is_run_folder(self.folder.runs / Job(cell, 0).name):
+            if not settings <= seen and not is_run_folder(self.rows.runs / Job(cell, 0).name):
                 seen |= settings
                 checked.append(cell)
         if not checked:
@@ -148,7 +148,7 @@ class Execution:
             if ended:
                 self.executor.begin_round(len(self.plan.chosen) - ended - 1, clock_s() - began_s)
                 began_s = clock_s()
-            missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
+            missing = [job.cell for job in jobs if not is_run_folder(self.rows.runs / job.name)]
             # Start the servers of all environments first, so that start-up load does not bias one of them. Where a
             # server is lost, each of its runs records that.
             with suppress(ServerLost):
@@ -194,7 +194,7 @@ class Execution:
             # With a higher `most`, the largest one of before is a trial.
             if record.sweep is not None and (record.sweep.search == "largest") != (value == largest):
                 record.sweep.search = "largest" if value == largest else "trial"
-                RunFolder(self.folder.runs / job.name).write_run(record)
+                RunFolder(self.rows.runs / job.name).write_run(record)
         job, record = tried[largest]
         if record.outcome == "ok":
             self._largest[cell.id] = job.cell
@@ -205,7 +205,7 @@ class Execution:
             bool(self.plan.file.sides)
             and self._fits_together
             and all(self.plan.ranks(job.cell) == (1, 1) for job in jobs)
-            and not any(self.folder.final_record(job) or self._failure(job) for job in jobs)
+            and not any(self.rows.final_record(job) or self._failure(job) for job in jobs)
         )
 
     def _bring_to_end(self, *jobs: Job) -> RunRecord:
@@ -221,7 +221,7 @@ class Execution:
             self.rows.progress.keep(f"both sides do not run together ({why}): they are measured one by one")
             self._fits_together = False
             for job in jobs:
-                self.folder.clear(job, self.rows.progress.keep)
+                self.rows.clear(job)
             records = [record for job in jobs for record in self._measure([job])]
         elif len(jobs) > 1:
             # Another revision of lmbench may take no turns.
@@ -238,7 +238,7 @@ class Execution:
 
     def _failure(self, job: Job) -> RunRecord | None:
         """The record of the cell's first repeat, if it ended in a way that this repeat would end, too."""
-        path = self.folder.runs / Job(job.cell, 0).name
+        path = self.rows.runs / Job(job.cell, 0).name
         if not job.repeat or not is_run_folder(path):
             return None
         first = load_run(path, with_steps=False).record
@@ -253,7 +253,7 @@ class Execution:
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
             return [self.rows.write(jobs[0], record)]
         self.rows.check_disk()
-        started_at, pipes = now(), Pipe() if len(jobs) > 1 else (None,)
+        pipes = Pipe() if len(jobs) > 1 else (None,)
         with ExitStack() as stack:
             # Each process has a temporary folder of its own, so that even one that was killed leaves nothing behind.
             launches = [
@@ -265,9 +265,8 @@ class Execution:
             ends = self.executor.run(launches, timeout_s, partial(self._relay, launches[0].log))
         with held():
             try:
-                # Processes that took turns share the time.
                 return [
-                    self.rows.close(job, launch.words, end, started_at, 1 / len(jobs))
+                    self.rows.close_run(job, launch.words, end)
                     for job, launch, end in zip(jobs, launches, ends, strict=True)
                 ]
             finally:
@@ -277,7 +276,7 @@ class Execution:
     def _launch(self, job: Job, scratch: str, pipe: Connection | None) -> Launch:
         """Launch a job's process, which takes turns with another one at the other end of the pipe."""
         cache = Path(self.pace.cache.name, job.cell.compiled_as)
-        log = self.folder.log_path(job)
+        log = self.rows.log_path(job)
         log.unlink(missing_ok=True)
         variables = {
             "TMPDIR": scratch,
@@ -304,7 +303,7 @@ class Execution:
         self.rows.progress.show()
 
     def _words(self, job: Job) -> list[str]:
-        words = self.folder.words(job.cell)
+        words = self.rows.words(job.cell)
         # Repeat 0 measures cold compilation. Later repeats and other passes reuse its cache.
         if job.cell.compiled_as in self.pace.cache.done:
             words.append("--trainer.compile.cache=shared")
@@ -313,7 +312,7 @@ class Execution:
             if job.repeat:
                 # Probe steps of the first round are enough.
                 words.append("--measure.probe_steps=0")
-        return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
+        return [*words, f"--measure.results_dir={self.rows.runs}", f"--measure.run_id={job.name}"]
 
 
 def _is_crowded(record: RunRecord, repeat: int) -> bool:

@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TextIO
@@ -28,13 +28,14 @@ from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
 from lmbench.masking import leaves, masked, masked_whole, masked_words
 from lmbench.python_process import SWEEP
-from lmbench.records.codec import MAX_PACKED_BYTES, DamagedRecord, decode, indented_json, read_packed
+from lmbench.records.codec import MAX_PACKED_BYTES, DamagedRecord, decode, find_packed, indented_json
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, write_whole
 from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE, Values
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
+from lmbench.sweep.progress import SweepProgress
 
 #: Copies of the configurations of base and sides. Without them, a changed original would affect only later runs.
 _COPIES = {"base": "base.yaml", "A": "side-A.yaml", "B": "side-B.yaml"}
@@ -63,16 +64,17 @@ class StoredSweep(Struct):
 
 
 class SweepFolder:
-    """`<results_dir>/<name>`. `open` makes it and locks rounds in it."""
+    """The folder of a plan, `<results_dir>/<name>`. `open` makes it and locks rounds in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, plan: Plan, path: Path, progress: SweepProgress) -> None:
+        self.plan, self.progress = plan, progress
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
         #: The environment variables that mark processes started by a sweep of this folder.
         self.mark = {SWEEP: str(self.path.resolve())}
         self._open = ExitStack()
 
-    def open(self, plan: Plan, rounds: Iterable[int], is_dry: bool = False) -> None:
+    def open(self, rounds: Iterable[int], is_dry: bool = False) -> None:
         """Make the folder or go on with it, and lock rounds for this process. With `is_dry` only check that this works.
 
         Raises:
@@ -95,7 +97,7 @@ class SweepFolder:
             for repeat in rounds:
                 _lock_byte(lock, repeat)
             # A run's name is its cell's id, the value that a search tried if there is one, and the repeat.
-            ids = {cell.id for cell in plan.cells}
+            ids = {cell.id for cell in self.plan.cells}
             for path in filter(is_run_folder, sorted(self.runs.iterdir())):
                 if not any(path.name[: dash.start()] in ids for dash in re.finditer("-", path.name)):
                     raise UsageError(
@@ -103,7 +105,7 @@ class SweepFolder:
                         "its settings were changed; give another --name, or remove that run"
                     )
             if not is_dry:
-                self._write_plan(plan)
+                self._write_plan()
         except BlockingIOError:
             # A caller may wait and open the folder again.
             self.close()
@@ -117,19 +119,20 @@ class SweepFolder:
         """Release the locks."""
         self._open.close()
 
-    def _write_plan(self, plan: Plan) -> None:
-        file = plan.file.as_mapping()
-        texts = {}
+    def _write_plan(self) -> None:
+        plan, file, texts = self.plan, self.plan.file.as_mapping(), {}
         for options, name in _with_configs(file):
             config = str(options[CONFIG])
             text, content = plan.configs[config], plan.contents[config]
             stored = masked_whole(content)
             texts[name] = text if stored == content else yaml.safe_dump(stored, sort_keys=False)
             options[CONFIG] = name
+        # `lmbench sweep FOLDER` goes on, and is no command to repeat: the command that is there stays.
+        earlier = find_packed(self.path / SWEEP_FILE, StoredSweep) or StoredSweep({})
         content = {
             "schema_version": SCHEMA_VERSION,
             "name": plan.name,
-            "command": shlex.join(masked_words(plan.command)) or self._earlier_command(),
+            "command": shlex.join(masked_words(plan.command)) or earlier.command,
             "view": plan.file.view,
             "axes": axes_of(cell.axes for cell in plan.cells),
             "cells": [{"id": cell.id, "axes": cell.axes} for cell in plan.cells],
@@ -144,12 +147,6 @@ class SweepFolder:
         for name, text in texts.items():
             write_whole(self.path / name, text)
 
-    def _earlier_command(self) -> str:
-        """The command in the sweep.json that is there; `lmbench sweep FOLDER` goes on, and is no command to repeat."""
-        with suppress(DamagedRecord):
-            return read_packed(self.path / SWEEP_FILE, StoredSweep).command
-        return ""
-
     def final_record(self, job: Job) -> RunRecord | None:
         """The record of the job's run, None if there is none or it has to be repeated."""
         if not is_run_folder(self.runs / job.name):
@@ -159,19 +156,19 @@ class SweepFolder:
         is_final = run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None)
         return run.record if is_final else None
 
-    def clear(self, job: Job, say: Callable[[str], None]) -> None:
+    def clear(self, job: Job) -> None:
         """Remove the folder of an earlier attempt, and kill its process if that outlived the sweep.
 
-        `say` is called with a line about a damaged record or a process that still ran.
+        A line of progress tells a damaged record, and a process that still ran.
         """
         path = self.runs / job.name
         if is_run_folder(path):
             run = load_run(path, with_steps=False)
             if run.outcome == DAMAGED:
-                say(f"{job.name} was damaged ({run.damage}); it is measured again")
+                self.progress.keep(f"{job.name} was damaged ({run.damage}); it is measured again")
             elif run.outcome == RUNNING:
                 done = "was ended" if self._kill(run.record) else "was not started by this folder's sweep, and goes on"
-                say(f"{job.name} was still running: process {run.record.pid} {done}")
+                self.progress.keep(f"{job.name} was still running: process {run.record.pid} {done}")
         if path.exists():
             shutil.rmtree(path)
 

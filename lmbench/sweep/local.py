@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from lmbench.interruption import Terminated, held
 from lmbench.python_process import kill_processes_below
-from lmbench.records.process import clock_s
+from lmbench.records.process import clock_s, now
 from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.outcome import End, Launch, oom_kill_count
@@ -249,11 +249,11 @@ class LocalExecutor:
         No process that it started outlives the call. If a process cannot be started, `End.lost` says why. After an
         interruption, which gives the processes time to close their records, `End.cause` is the exception to raise.
         """
-        by: Literal["itself", "timeout", "interruption"] = "itself"
+        by: Literal["itself", "timeout"] = "itself"
         cause: BaseException | None = None
         lost: str | None = None
         groups: list[_Group] = []
-        kills, launched_s = oom_kill_count(), clock_s()
+        kills, launched_s, launched_at = oom_kill_count(), clock_s(), now()
         with ExitStack() as stack:
             try:
                 self.await_ready(launch.environment for launch in launches)
@@ -279,7 +279,7 @@ class LocalExecutor:
             except (KeyboardInterrupt, SystemExit) as interruption:
                 if not groups:
                     raise
-                by, cause = "interruption", interruption
+                cause = interruption
                 _stop(groups, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
             except ServerLost as error:
                 lost = str(error)
@@ -291,7 +291,8 @@ class LocalExecutor:
         for launch, code in zip(launches, codes, strict=True):
             servers = () if launch.launcher else self._servers[launch.environment.name]
             server_pid = servers[0].process.pid if servers else None
-            ends.append(End(code, by, launched_s, clock_s(), evidence, lost, cause, server_pid))
+            cost_s = (clock_s() - launched_s) / len(launches)
+            ends.append(End(code, by, cost_s, launched_at, evidence, lost, cause, server_pid))
         return ends
 
     def close(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
+from lmbench.programs import run_program
 from lmbench.records.load import MAX_RUN_BYTES, is_run_folder
 from lmbench.records.store import RUN_FILE, RUNS_FOLDER
 from lmbench.sweep.plan import Plan
@@ -50,12 +50,13 @@ def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
         copies.mkdir(parents=True)
         # cp keeps the holes of sparse files, which Python's copytree would fill.
         words = ["cp", "--recursive", "--no-dereference", "--preserve=timestamps", "--", *map(str, new), str(copies)]
-        subprocess.run(words, check=True, capture_output=True, text=True, errors="replace")
+        process = run_program(words, None)
+        if process.returncode:
+            raise OSError(process.stderr)
         for run in new:
             (copies / run.name).rename(path / RUNS_FOLDER / run.name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        raise UsageError(f"--merge {other}: nothing was merged: {reason}") from error
+    except OSError as error:
+        raise UsageError(f"--merge {other}: nothing was merged: {error}") from error
     finally:
         shutil.rmtree(copies, ignore_errors=True)
 

@@ -60,10 +60,9 @@ class End:
 
     Attributes:
         code: its exit code, or minus the number of the signal that ended it.
-        by: the cause of the end: the process itself, the time limit, an interruption of the sweep, or the end of its
-            task on another machine.
-        launched_s: when it was launched, on `clock_s`.
-        ended_s: when it ended, on `clock_s`.
+        by: the cause of the end: the process itself, the time limit, or the end of its task on another machine.
+        cost_s: the time that it took; processes that ran together share theirs.
+        launched_at: when it was launched, UTC.
         oom_evidence: a sign that the kernel ended a process for lack of memory.
         lost: a reason that the process itself could not report: the time limit, or the loss of its server or task.
         cause: the exception of an interruption, to be raised after the end is recorded.
@@ -71,9 +70,9 @@ class End:
     """
 
     code: int
-    by: Literal["itself", "timeout", "interruption", "task"]
-    launched_s: float
-    ended_s: float
+    by: Literal["itself", "timeout", "task"]
+    cost_s: float = 0.0
+    launched_at: str | None = None
     oom_evidence: str | None = None
     lost: str | None = None
     cause: BaseException | None = None
@@ -142,7 +141,7 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -
         ending = "oom", "OutOfMemoryKill", f"{memory}; {error.message}"
     elif outcome:
         return
-    elif end.by == "interruption":
+    elif end.cause is not None:
         ending = "interrupted", "Interrupted", "the sweep was stopped"
     elif memory and (signal_name or end.code >= _SIGNALLED):
         ending = "oom", "OutOfMemoryKill", f"the kernel ended it for lack of memory ({memory}){last_words}"

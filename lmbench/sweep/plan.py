@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmbench.configs import find_shipped, read_yaml, shipped_configs
+from lmbench.configs import read_config
 from lmbench.errors import UsageError
 from lmbench.files import short_digest
 from lmbench.fit_options import option_words
@@ -155,11 +155,7 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
             raise UsageError(f"--rounds: this sweep looks for the largest {file.largest.option}, on one machine")
     configs, contents = {}, {}
     for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):
-        problem = f"base: config {config!r}"
-        path = find_shipped(config, shipped_configs(), "configs", f"{problem} is no file and no shipped configuration")
-        configs[config], contents[config] = read_yaml(path, problem)
-        if not isinstance(contents[config], dict):
-            raise UsageError(f"{problem} is no configuration: it holds no mapping")
+        configs[config], contents[config] = read_config(config)
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
     return Plan(name, file, _cells(file, contents), configs, contents, rounds, chosen is not None)
 

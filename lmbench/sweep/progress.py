@@ -18,10 +18,10 @@ class SweepProgress(Task):
     """
 
     def __init__(self, plan: Plan, title: str = "", names: Mapping[str, str] | None = None) -> None:
-        self._names = names
-        # None where the number of runs is open: two sides take rounds, and a search trials, until they know enough.
-        self.total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
-        super().__init__(title or ("compare" if plan.file.sides else "sweep"), self.total)
+        self._names = names or {}
+        # The number of runs may be open: two sides take rounds, and a search trials, until they know enough.
+        total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
+        super().__init__(title or ("compare" if plan.file.sides else "sweep"), total)
         #: How many runs ended with an outcome and an exit code.
         self.ends: Counter[tuple[str, int | None]] = Counter()
 
@@ -33,15 +33,15 @@ class SweepProgress(Task):
 
     def announce(self, text: str) -> None:
         """Say what comes next."""
-        if self._names is None:
-            self.keep(text)
-        else:
+        if self._names:
             self.line.show(text)
+        else:
+            self.keep(text)
 
     def count_earlier(self, run: RunRecord) -> None:
         """Count a run of an earlier start of the sweep, which takes no time now."""
         self.ends[run.outcome, run.exit_code] += 1
-        if self._total:
+        if self.total:
             self.skip()
 
     def report_end(self, job: Job, run: RunRecord) -> None:
@@ -53,7 +53,7 @@ class SweepProgress(Task):
             ending = f"ok {mean_s * 1e3:.4g} ms/step"
         elif ending not in ("ok", "skipped"):
             ending = run.failure.ending(ending)
-        self.keep(f"{self.count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}")
+        self.keep(f"{self.count}: {self._names.get(job.cell.id, job.name)}: {ending}")
 
 
 def announcement(plan: Plan) -> str:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import masked_message
@@ -31,14 +31,12 @@ _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
 _UNTRACKED = "a revision's checkout has only files that git tracks: give an absolute path"
 
 
-@dataclass
-class Rows:
+class Rows(SweepFolder):
     """The rows of a plan in its folder. `filings` say how the runs measured now are filed at W&B."""
 
-    plan: Plan
-    folder: SweepFolder
-    progress: SweepProgress
-    filings: list[WandbFiling] = field(default_factory=list)
+    def __init__(self, plan: Plan, path: Path, progress: SweepProgress) -> None:
+        super().__init__(plan, path, progress)
+        self.filings: list[WandbFiling] = []
 
     @property
     def exit_code(self) -> ExitCode:
@@ -66,10 +64,10 @@ class Rows:
 
         In that case its remains are removed, unless a task is running that may write them.
         """
-        record = self.folder.final_record(job)
+        record = self.final_record(job)
         if record is None:
             if not is_running:
-                self.folder.clear(job, self.progress.keep)
+                self.clear(job)
             return None
         if record.sweep is None:
             # The sweep was killed before it closed the record.
@@ -77,29 +75,26 @@ class Rows:
         self.progress.count_earlier(record)
         return record
 
-    def close(
-        self, job: Job, words: list[str], end: End, started_at: str | None = None, cost_fraction: float = 1.0
-    ) -> RunRecord:
+    def close_run(self, job: Job, words: list[str], end: End) -> RunRecord:
         """Write the outcome of a run whose process has ended or never started, and return its record."""
-        path = self.folder.runs / job.name
-        log = self.folder.log_path(job)
+        path, log = self.runs / job.name, self.log_path(job)
         record, steps = new_record(job.name, words), []
         # A cell's environment may run a version of lmbench whose records are not readable here.
         with suppress(UsageError):
             if is_run_folder(path) and (run := load_run(path)).outcome != DAMAGED:
                 record, steps = run.record, run.steps
-        record.started_at = record.started_at or started_at
+        record.started_at = record.started_at or end.launched_at
         judge(record, steps, end, log)
         if job.cell.environment.folder and record.error and record.error.kind == "FileNotFoundError":
             record.error.message = f"{record.error.message}; {_UNTRACKED}"
         if record.outcome not in ("ok", "oom"):
             # A run that failed because the disk is full stays without a row, so that a restart repeats it.
             self.check_disk()
-        return self.write(job, record, end, cost_fraction)
+        return self.write(job, record, end)
 
-    def write(self, job: Job, record: RunRecord, end: End | None = None, cost_fraction: float = 1.0) -> RunRecord:
+    def write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
         """Write a run's place in the sweep into its record, and its cost if it was measured now (`end`)."""
-        folder = RunFolder(self.folder.runs / job.name)
+        folder = RunFolder(self.runs / job.name)
         folder.path.mkdir(exist_ok=True)
         folder.release()
         record.ended_at = record.ended_at or now()
@@ -113,9 +108,9 @@ class Rows:
             environment=job.cell.environment.name,
             search="trial" if self.plan.file.largest and not job.repeat else None,
             server_pid=None if end is None else end.server_pid,
-            cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
+            cost=None if end is None else Cost(end.cost_s),
         )
-        log = self.folder.log_path(job)
+        log = self.log_path(job)
         with suppress(FileNotFoundError), log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _MOST_LOG_BYTES))
             write_whole(folder.path / CHILD_LOG, masked_message(file.read().decode(errors="replace")))
@@ -125,6 +120,6 @@ class Rows:
 
     def check_disk(self) -> None:
         """Raises OSError where the disk is full."""
-        if shutil.disk_usage(self.folder.path).free < _LEAST_FREE_BYTES:
+        if shutil.disk_usage(self.path).free < _LEAST_FREE_BYTES:
             problem = f"{os.strerror(errno.ENOSPC)}: a run needs {_LEAST_FREE_BYTES >> 20} MiB"
-            raise OSError(errno.ENOSPC, problem, str(self.folder.path))
+            raise OSError(errno.ENOSPC, problem, str(self.path))

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from msgspec import Struct, ValidationError, convert, to_builtins
 
 from lmbench.errors import UsageError, check_one_line
 from lmbench.files import short_digest
+from lmbench.programs import run_program
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.engine import Needs, TaskState
 
@@ -69,7 +69,7 @@ class Slurm:
         executor = self._submitter(needs, folder)
         executor.parameters["map_count"] = len(commands)
         text: str = executor._make_submission_file_text(executor._submitit_command_str, "")
-        check = _run(["sbatch", "--test-only"], text)
+        check = run_program(["sbatch", "--test-only"], _TIMEOUT_S, text)
         if check.returncode:
             raise UsageError(f"SLURM refuses this: {check.stderr}")
         return text
@@ -85,11 +85,12 @@ class Slurm:
         for job in {task.partition("_")[0] for task in tasks if task.replace("_", "").isdecimal()}:
             # The name is asked for, too: a folder from another cluster may hold ids of somebody else's jobs here.
             selection = ["--jobs", job, "--name", _name(folder)]
-            queue = _run(["squeue", *selection, "--states", "all", "--array", "--noheader", "--format", "%i %T"])
+            words = ["squeue", *selection, "--states", "all", "--array", "--noheader", "--format", "%i %T"]
+            queue = run_program(words, _TIMEOUT_S)
             lines = queue.stdout.splitlines()
             if queue.returncode and "Invalid job id" in queue.stderr:
                 # SLURM forgets a job some minutes after its end.
-                accounts = _run(["sacct", *selection, "-X", "-n", "-P", "-o", "JobID,State"])
+                accounts = run_program(["sacct", *selection, "-X", "-n", "-P", "-o", "JobID,State"], _TIMEOUT_S)
                 lines = accounts.stdout.replace("|", " ").splitlines()
                 states |= {task: TaskState("forgotten", True) for task in tasks if task.partition("_")[0] == job}
             for name, state, *_ in map(str.split, lines):
@@ -99,7 +100,7 @@ class Slurm:
 
     def cancel(self, tasks: Sequence[str], folder: Path) -> None:
         if tasks:
-            _run(["scancel", "--name", _name(folder), *tasks])
+            run_program(["scancel", "--name", _name(folder), *tasks], _TIMEOUT_S)
 
     def _submitter(self, needs: Needs, folder: Path) -> Any:
         options = {
@@ -127,11 +128,3 @@ class Slurm:
 def _name(folder: Path) -> str:
     """The name of the jobs of a sweep's folder."""
     return f"lmbench-{folder.name}-{short_digest(str(folder.resolve()))}"
-
-
-def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM with `text` as its input. One that cannot be run has exit code 1."""
-    try:
-        return subprocess.run(words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(words, 1, "", str(error))

@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +27,7 @@ from msgspec import Struct, to_builtins
 from lmbench.code_owners import own_folders
 from lmbench.errors import ExitCode, UsageError, check_one_line, find_modules_in_current_folder, import_named, tell
 from lmbench.masking import secrets_of
-from lmbench.records.codec import DamagedRecord, indented_json, read_packed
+from lmbench.records.codec import find_packed, indented_json
 from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.store import write_whole
@@ -76,7 +75,7 @@ class TaskExecution:
         self._plan = plan = self.rows.plan
         for name, _ in secrets_of([cell.options for cell in plan.cells]):
             raise UsageError(f"{name} is a secret, and the folder that tasks go by keeps none; export it as a variable")
-        self._folder, self._path = self.rows.folder, self.rows.folder.path
+        self._path = self.rows.path
         check_one_line("the sweep's folder", str(self._path))
         if plan.file.largest is not None:
             raise UsageError(f"--on: this sweep looks for the largest {plan.file.largest.option}, on one machine")
@@ -107,17 +106,15 @@ class TaskExecution:
             OSError: the disk is full.
             KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
-        earlier = _Submission("", {}, {})
-        with suppress(DamagedRecord):
-            earlier = read_packed(self._path / TASKS_FILE, _Submission)
+        earlier = find_packed(self._path / TASKS_FILE, _Submission) or _Submission("", {}, {})
         states = self.engine.states([*earlier.tasks], self._path) if earlier.tasks else {}
         alive = {task: repeat for task, repeat in earlier.tasks.items() if task in states and not states[task].is_over}
         running_rounds = {*alive.values()}
-        self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in running_rounds])
+        self.rows.open([repeat for repeat in self._plan.chosen if repeat not in running_rounds])
         for job in self._plan.jobs():
             if self.rows.earlier_record(job, job.repeat in running_rounds) is None:
                 self._open[job.name] = job
-        self._folder.close()
+        self.rows.close()
         if missing := sorted({job.repeat for job in self._open.values()} - running_rounds):
             # An earlier task that has not begun yet still compares the earlier probe.
             probe = earlier.probe if alive else secrets.token_hex(8)
@@ -156,7 +153,7 @@ class TaskExecution:
     def _close_finished(self) -> None:
         """Close and report every run that ended. Interrupted runs stay open: the engine may requeue their task."""
         for job in [*self._open.values()]:
-            if (record := self._folder.final_record(job)) is not None and record.sweep is not None:
+            if (record := self.rows.final_record(job)) is not None and record.sweep is not None:
                 self._close(job, record)
 
     def _close(self, job: Job, record: RunRecord) -> None:
@@ -173,7 +170,7 @@ class TaskExecution:
         if state is None or not state.is_over:
             return False
         try:
-            self._folder.open(self._plan, [repeat])
+            self.rows.open([repeat])
         except FolderTaken:
             return False
         lines = last_lines(state.log, 1) if state.log is not None else []
@@ -182,11 +179,11 @@ class TaskExecution:
         self._close_finished()
         for job in self._plan.round(repeat):
             if job.name in self._open:
-                is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
+                is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self.rows.runs / job.name)
                 evidence = reason if is_killed else None
-                end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, reason)
-                self._close(job, self.rows.close(job, self._folder.words(job.cell), end))
-        self._folder.close()
+                end = End(-signal.SIGKILL, "itself" if is_killed else "task", oom_evidence=evidence, lost=reason)
+                self._close(job, self.rows.close_run(job, self.rows.words(job.cell), end))
+        self.rows.close()
         return True
 
     def _leave_or_cancel(self, tasks: Sequence[str]) -> None:
@@ -248,9 +245,7 @@ def become_task(folder: str, repeat: str, probe: str) -> ExitCode:
     Returns only, with exit code 2, if this machine does not see the folder or has other versions than the submission.
     """
     host = platform.node()
-    submission = None
-    with suppress(DamagedRecord):
-        submission = read_packed(Path(folder, TASKS_FILE), _Submission)
+    submission = find_packed(Path(folder, TASKS_FILE), _Submission)
     if submission is None or submission.probe != probe:
         tell(f"{host} does not see {folder} as the machine that submitted does; give a --results_dir that nodes share")
         return ExitCode.USAGE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from lmbench.configs import find_config, read_yaml
+from lmbench.configs import read_config
 from lmbench.convergence.judgement import Judgement
 from lmbench.errors import ExitCode
 from lmbench.masking import masked_whole
@@ -62,8 +62,7 @@ def tuned_config(options: Options) -> str:
         UsageError: there is no such configuration.
     """
     changes = dict(options)
-    path = find_config(str(changes.pop(CONFIG)))
-    settings = with_options(read_yaml(path, str(path))[1], changes)
+    settings = with_options(read_config(str(changes.pop(CONFIG)))[1], changes)
     return yaml.safe_dump(masked_whole(settings), sort_keys=False)
 
 
@@ -148,16 +147,17 @@ def _findings(tuning: Tuning, spread: Spread, change: Change | None) -> list[Lin
 
 def _choices(tuning: Tuning, spread: Spread) -> Table:
     """A row for each candidate: the gain of its choice on top of those before, and of that choice by itself."""
-    goal, by_trial = tuning.goal, {candidate.trial.key: candidate for candidate in tuning.candidates}
-    numbers = {candidate.trial.key: f"#{number}" for number, candidate in enumerate(tuning.candidates)}
-    rows = list[list[Value | Cell]]()
-    for candidate in tuning.candidates:
-        added, removed, gain, gain_alone = candidate.added, candidate.removed, None, None
-        is_taken = False
-        if candidate.before is not None:
-            gain = spread.change(candidate.costs(goal), by_trial[candidate.before.key].costs(goal))
-            adds_of_answer = not removed and all(choice in tuning.answer.trial.choices for choice in added)
-            is_taken = adds_of_answer or candidate.trial.key == tuning.answer.trial.key
+    goal, answer, rows = tuning.goal, tuning.answer.trial, list[list[Value | Cell]]()
+    for number, candidate in enumerate(tuning.candidates):
+        choices, before = candidate.trial.choices, candidate.before
+        earlier = before.trial.choices if before else ()
+        added = [choice for choice in choices if choice not in earlier]
+        removed = [choice for choice in earlier if choice.axis not in {kept.axis for kept in choices}]
+        gain, gain_alone, is_taken = None, None, False
+        if before is not None:
+            gain = spread.change(candidate.costs(goal), before.costs(goal))
+            adds_of_answer = not removed and all(choice in answer.choices for choice in added)
+            is_taken = adds_of_answer or candidate.trial.key == answer.key
         name = "; ".join([*map(str, added), *(f"without {choice}" for choice in removed)])
         if (alone := tuning.alone.get(name)) is not None:
             gain_alone = spread.change(alone.costs(goal), tuning.baseline.costs(goal))
@@ -168,9 +168,9 @@ def _choices(tuning: Tuning, spread: Spread) -> Table:
             outcome = ""
         rows.append(
             [
-                numbers[candidate.trial.key],
+                f"#{number}",
                 name or "as given",
-                "" if candidate.before is None else numbers[candidate.before.key],
+                "" if before is None else f"#{tuning.candidates.index(before)}",
                 _cost(goal, candidate),
                 _gain(gain),
                 _gain(gain_alone),

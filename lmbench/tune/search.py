@@ -130,34 +130,19 @@ class Trial:
         return "; ".join(map(str, self.choices)) or "as given"
 
 
-@dataclass
+@dataclass(eq=False)
 class Candidate:
     """A trial with its runs.
 
-    `before` is the trial that this one changes. `problem` says why the trial was not run, or why it cannot be the
-    answer.
+    `before` is the candidate whose trial this one changes. `problem` says why the trial was not run, or why it cannot
+    be the answer.
     """
 
     trial: Trial
-    before: Trial | None = None
+    before: Candidate | None = None
     runs: list[StoredRun] = field(default_factory=list)
     predicted_bytes: int | None = None
     problem: str = ""
-
-    @property
-    def added(self) -> list[Choice]:
-        """The choices that the trial before lacks."""
-        return [choice for choice in self.trial.choices if choice not in self._earlier]
-
-    @property
-    def removed(self) -> list[Choice]:
-        """The choices of the trial before on axes of which this one has none."""
-        axes = {choice.axis for choice in self.trial.choices}
-        return [choice for choice in self._earlier if choice.axis not in axes]
-
-    @property
-    def _earlier(self) -> tuple[Choice, ...]:
-        return () if self.before is None else self.before.choices
 
     def costs(self, goal: Goal) -> list[float]:
         """The costs of all runs that count. A run with a failed guard, such as wrong attention, does not count."""
@@ -199,7 +184,7 @@ def search(
             trials.append(Trial(tuple(choice for choice in best.trial.choices if choice.axis != axis.name)))
         known = {candidate.trial.key for candidate in candidates}
         new = {trial.key: trial for trial in trials if trial.key not in known}
-        added = [Candidate(trial, best.trial) for trial in new.values()]
+        added = [Candidate(trial, best) for trial in new.values()]
         if not added:
             continue
         measure(axis, added)

@@ -88,11 +88,8 @@ def read_space(path: Path | None) -> list[Axis]:
 
 
 def _read(path: Path) -> SpaceFile:
-    problem = f"space {str(path)!r}"
-    try:
-        return converted(read_yaml(path, problem)[1], SpaceFile)
-    except UsageError as error:
-        raise UsageError(str(error) if problem in str(error) else f"{problem}: {error}") from None
+    label = f"space {str(path)!r}"
+    return converted(read_yaml(path, label)[1], SpaceFile, label)
 
 
 def _with_arguments(tree: Any) -> Any:

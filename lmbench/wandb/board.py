@@ -88,12 +88,12 @@ def board_of(view: View, catalogue: Catalogue) -> Board:
 
     panels = [Panel(chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in view.charts]
     answer = tuple(panel for panel in panels if panel.y)
-    sections = {"Answer": answer, **({} if view.is_profiled else shared.sections)}
+    sections = ({"Answer": answer} if answer else {}) | ({} if view.is_profiled else shared.sections)
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
     keys = keys_of(name for table in view.tables for name in table.columns)
     return Board(
         f"{shared.name} {view.name}",
-        {title: panels for title, panels in sections.items() if panels},
+        sections,
         tuple(dict.fromkeys(("summary:outcome", *facts, *keys, *shared.columns))),
         view.name,
         "kernels" if view.is_profiled else TIMING,

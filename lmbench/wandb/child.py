@@ -42,11 +42,7 @@ _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 
 def _facts_of(record: RunRecord) -> Facts:
     """The facts of the run, and its sweep's axes that set no fact."""
-    return read_facts(record) | other_axes(_axes(record))
-
-
-def _axes(record: RunRecord) -> Values:
-    return record.place.axes or {}
+    return read_facts(record) | other_axes(record.axes)
 
 
 def name_of(record: RunRecord) -> str:
@@ -57,11 +53,11 @@ def name_of(record: RunRecord) -> str:
 
 def label_of(record: RunRecord) -> str:
     """The run's configuration in words, the same for all repeats of a cell."""
-    facts, axes = _facts_of(record), _axes(record)
+    facts = _facts_of(record)
     if facts.get("mode") == "train_step":
         del facts["mode"]
-    words = describe(facts, list(dict.fromkeys([*_NAMED, *map(fact_of, axes)])))
-    if (run_pass := pass_of(record, axes).name) != TIMING:
+    words = describe(facts, list(dict.fromkeys([*_NAMED, *map(fact_of, record.axes)])))
+    if (run_pass := pass_of(record, record.axes).name) != TIMING:
         words += f", {run_pass}"
     return shown(words)[:120] or str(record.run_id)
 
@@ -72,12 +68,12 @@ def config_of(record: RunRecord) -> Values:
 
     No name has a dot, which W&B would take for a path.
     """
-    config: Values = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
+    config: Values = {"label": label_of(record), "pass": pass_of(record, record.axes).name}
     config |= {name.replace(".", "/"): value for name, value in _facts_of(record).items()}
     text = (files("lmbench.wandb") / "config.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
-        if (value := value_at(record, row["field"])) is not None:
-            config.setdefault(row["name"], masked(value, row["field"]))
+    for name, field in csv.reader(text.splitlines()[1:]):
+        if (value := value_at(record, field)) is not None:
+            config.setdefault(name, masked(value, field))
     if "sweep" in config:
         config.setdefault("study", config["sweep"])
     for name, value in recorded(record).items():

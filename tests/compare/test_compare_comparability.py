@@ -6,7 +6,7 @@ import pytest
 from comparison_runs import TIMES, make_run, make_sides, store_floor
 from tables import cases, stored
 
-from lmbench.compare.comparability import MUST_MATCH
+from lmbench.compare.comparability import WITH_HOST
 from lmbench.compare.comparison import compare
 from lmbench.compare.sides import METRICS
 from lmbench.records.schema import fields
@@ -24,7 +24,7 @@ def compared(folder, about=(), common=None, **changes):
 def test_everything_that_is_looked_up_by_name_is_in_the_schema():
     schema = fields("run")
     fields_of_metrics = [metric.expression for metric in METRICS if isinstance(metric.expression, str)]
-    names = [*MUST_MATCH.always, *MUST_MATCH.host, *fields_of_metrics, *CONSEQUENCES]
+    names = [*WITH_HOST, *fields_of_metrics, *CONSEQUENCES]
     assert [name for name in names if name not in schema] == []
     # A name in these lists may stand for a part of the record with all its fields.
     assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in schema)] == []

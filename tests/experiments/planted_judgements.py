@@ -65,13 +65,13 @@ class Forks(SimulatedServers):
         elif key in self.earlier:
             shutil.copytree(self.earlier[key], folder)
         elif code := self.fork(launch):
-            return End(code, "itself", 100.0, 101.0)
+            return End(code, "itself", 1.0)
         else:
             self.earlier[key] = shutil.copytree(folder, Path(tempfile.mkdtemp(dir=self.kept.name), "run"))
         record = json.loads((folder / "run.json").read_text())
         self.claim(record, name, 1 + self.effect * (side[0] == "B"))
         (folder / "run.json").write_text(json.dumps(record))
-        return End(0, "itself", 100.0, 101.0)
+        return End(0, "itself", 1.0)
 
     def claim(self, record, name, scale):
         """Give a record step times of its own, and an identity."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from lmbench.records.codec import decode_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.sweep.execute import Execution
 from lmbench.sweep.file import sweep_from
-from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.outcome import End, Launch
 from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import SweepProgress
@@ -52,7 +52,7 @@ class SimulatedServers:
         if launch.pipe:
             launch.pipe.close()
         if "--print_config" in launch.words:
-            return End(0, "itself", 100.0, 101.0)
+            return End(0, "itself", 1.0)
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         name = options["measure.run_id"]
         self.started.append(name)
@@ -63,7 +63,7 @@ class SimulatedServers:
     def end(self, ending, launch, folder, options):
         """A process leaves its record."""
         if ending == "no server":
-            return End(-9, "itself", 100.0, 101.0, lost="/x/python does not run: No such file or directory")
+            return End(-9, "itself", 1.0, lost="/x/python does not run: No such file or directory")
         code, record, said = OUTCOMES[ending]
         if said:
             launch.log.write_text(said)
@@ -80,7 +80,7 @@ class SimulatedServers:
             (folder / "run.json").write_text(json.dumps(run))
         lost = "/x/python ended while it served: SIGKILL" if ending == "lost" else None
         evidence = "the kernel's count of such ends rose by 1" if ending == "memory kill" else None
-        return End(code, "itself", 100.0, 101.0, evidence, lost)
+        return End(code, "itself", 1.0, None, evidence, lost)
 
 
 class MeasuredServers(SimulatedServers):
@@ -89,7 +89,7 @@ class MeasuredServers(SimulatedServers):
     def end(self, step_s, launch, folder, options):
         failure = {"outcome": step_s, "exit_code": 1} if isinstance(step_s, str) else {}
         make_run(folder.parent, 1.0 if failure else step_s, run_id=folder.name, **failure)
-        return End(failure.get("exit_code", 0), "itself", 100.0, 101.0)
+        return End(failure.get("exit_code", 0), "itself", 1.0)
 
 
 def _error(kind):
@@ -125,13 +125,10 @@ def sweep(
 ):
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
-    folder = SweepFolder(where / name)
-    rows = Rows(plan, folder, SweepProgress(plan))
-    try:
-        folder.open(plan, plan.chosen)
+    rows = Rows(plan, where / name, SweepProgress(plan))
+    with closing(rows):
+        rows.open(plan.chosen)
         Execution(rows, servers, predict).run()
-    finally:
-        folder.close()
     return rows
 
 

@@ -17,6 +17,7 @@ from lmbench.records.store import RunFolder
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import FolderTaken, SweepFolder
 from lmbench.sweep.plan import make_plan
+from lmbench.sweep.progress import SweepProgress
 
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
 ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
@@ -145,16 +146,17 @@ def test_later_repeats_and_other_passes_reuse_the_compiled_code_of_their_cells_f
 
 
 def test_two_sweeps_cannot_write_into_one_folder_and_a_refused_one_leaves_no_file_open(tmp_path):
-    plan, first, second = make_plan("sim", sweep_from(GRID)), SweepFolder(tmp_path), SweepFolder(tmp_path)
-    first.open(plan, [0, 1])
+    plan = make_plan("sim", sweep_from(GRID))
+    first, second = (SweepFolder(plan, tmp_path, SweepProgress(plan)) for _ in range(2))
+    first.open([0, 1])
     open_files = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(FolderTaken, match="is being written by another sweep; wait for it"):
-        second.open(plan, [1])
+        second.open([1])
     assert len([*Path("/proc/self/fd").iterdir()]) == open_files
-    second.open(plan, [2])
+    second.open([2])
     second.close()
     first.close()
-    second.open(plan, [1])
+    second.open([1])
     second.close()
 
 

@@ -17,7 +17,7 @@ from tables import cases
 from lmbench.errors import UsageError
 from lmbench.python_process import SWEEP
 from lmbench.records.process import boot_id, process_start_s
-from lmbench.sweep.folder import SweepFolder, read_sweep_folder
+from lmbench.sweep.folder import read_sweep_folder
 
 ONE = {"matrix": {"data.batch_size": [1]}, "repeats": 1}
 
@@ -50,7 +50,7 @@ def write_running(run, pid, start_s):
 def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_started_it(
     mark, knows_start, told, run, tmp_path, capsys
 ):
-    variables = {} if mark is None else {SWEEP: SweepFolder(tmp_path / mark).mark[SWEEP]}
+    variables = {} if mark is None else {SWEEP: str((tmp_path / mark).resolve())}
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **variables}) as sleeper:
         write_running(run, sleeper.pid, process_start_s(sleeper.pid) if knows_start else None)
         assert go_on(tmp_path) == [run.name]

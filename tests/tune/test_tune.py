@@ -17,6 +17,7 @@ from runs import make_run
 from tables import cases
 from warm_servers import warm_servers
 
+from lmbench.campaign.trainings import training_options
 from lmbench.campaign.tuning import Tuner
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -188,6 +189,13 @@ def test_a_network_is_compiled_whole_only_where_that_leaves_the_time_of_the_proo
     assert "compile_whole: compiling it may take 2.2 min; a larger --budget has time for it" in str(answer["headline"])
 
 
+def test_a_training_leaves_data_of_the_users_own_as_they_are(tmp_path):
+    """Their class may have a `source` that is called `random`, as lmbench's has, whose tokens teach nothing."""
+    for name, source in (("mine.Data", None), ("lmbench.data.datamodule.TokenData", "text")):
+        make_run(tmp_path / name, {}, {"data.name": name, "data.source": "random"})
+        assert training_options(load_run(tmp_path / name).record, 30).get("data.source") == source
+
+
 def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tune):
     folder = Path(shutil.copytree(TUNED, "results/copy"))
     code, _, err = tune("--name=copy")
@@ -275,6 +283,9 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
         code, _, err = plan()
         nothing = "lmbench: tune: nothing fits 1.00 GiB: the least is 1.0 MiB reserved, as predicted"
         assert (code, err.splitlines()[-1]) == (3, nothing)
+        smaller = TargetGpu("a smaller GPU", CONTEXT_BYTES + 2**29, 0)
+        patch.setattr("lmbench.campaign.planning.gpu_for", lambda name: smaller)
+        assert "nothing fits a smaller GPU" in plan()[2]
     monkeypatch.setattr("lmbench.campaign.planning.block_times", lambda runs: [])
     for more, said in (([], "there are no times of blocks"), (["--name=short", "--budget=1s"], "a larger --budget")):
         code, _, err = plan(*more)
