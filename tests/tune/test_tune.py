@@ -99,9 +99,8 @@ def test_the_fastest_that_trains_is_found(tuned):
     assert rows["delay_ms many"]["outcome"].startswith("outcome error in setup: ")
     assert rows["delay_ms 54"]["gain"] < 1 < rows["learns_nothing"]["gain"]
     assert 1 < rows["delay_ms 12"]["gain"] < 4
-    # The second pass tries the best of the first without its other choice.
-    assert rows["without delay_ms 12"]["gain"] < 1
-    assert rows["without delay_ms 12"]["gain_by_itself"] is None
+    # The second pass does not leave out what gained much.
+    assert "without delay_ms 12" not in rows
     # A stage's folder has the command that repeats the tuning.
     (given,) = TUNED.glob("given-*/sweep.json")
     assert json.loads(given.read_text())["command"].startswith("lmbench tune given.yaml --measure.warmup_steps=1 ")
