@@ -187,7 +187,10 @@ class Execution:
                 return None
             return record.outcome == "ok" and not record.memory.run_alloc_retry_count
 
-        first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, 1))
+        earlier = [load_run(path, with_steps=False).record for path in self.rows.runs.glob(f"{cell.id}-*")]
+        # The answer of an earlier start needs no prediction, which takes a minute.
+        found = (record.axes[spec.option] for record in earlier if record.place.search == "largest")
+        first = next(found, None) or self.predict(cell, spec.option) or int(cell.options.get(spec.option, 1))
         # The result is a run in any case: one that failed for another reason, or that of value 1 if nothing fits.
         largest = seek(first, spec.most, fits)
         for value, (job, record) in tried.items():

@@ -60,6 +60,13 @@ def test_a_report_leaves_out_what_was_the_largest_before_the_search_went_further
         assert sorted(run.facts["batch"] for run in group.runs) == ([5, 5, 6, 6] if most == 6 else [4] * 4)
 
 
+def test_a_cell_whose_largest_is_known_is_not_predicted_again(tmp_path):
+    asked = []
+    for _ in range(2):
+        search(tmp_path, {1: 12, 2: 5}, predict=lambda cell, option: asked.append(cell.id) or 8)
+    assert len(asked) == 2
+
+
 def test_a_restart_goes_on_where_it_was_and_an_error_ends_a_cells_search(tmp_path):
     def stop(name):
         if "batch_size-4-" in name:
