@@ -77,6 +77,23 @@ class Masked(TwoLayers):
         return DataLoader([self.row] * 32, 8)
 
 
+class Pretrained(TwoLayers):
+    """A masked language model of transformers from a folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        from transformers import AutoModelForMaskedLM
+
+        self.first = self.second = None
+        self.model = AutoModelForMaskedLM.from_pretrained(folder)
+
+    def training_step(self, batch, batch_idx):
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def train_dataloader(self):
+        return DataLoader([torch.zeros(128, dtype=torch.int64)] * 32, 8)
+
+
 class Extra(TwoLayers):
     """Evaluates an expression in each step; None leaves the loss as it is."""
 
