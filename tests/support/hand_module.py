@@ -94,6 +94,17 @@ class Pretrained(TwoLayers):
         return DataLoader([torch.zeros(128, dtype=torch.int64)] * 32, 8)
 
 
+class Packed(TwoLayers):
+    """Its batches hold rows of several lengths, and a list of the lengths."""
+
+    def training_step(self, batch, batch_idx):
+        rows, lengths = batch
+        return sum(self.second(self.first(part)).sum() for part in rows.split(lengths))
+
+    def train_dataloader(self):
+        return DataLoader(range(32), 8, collate_fn=lambda _: (torch.zeros(8, 1024), [3, 5]))
+
+
 class Extra(TwoLayers):
     """Evaluates an expression in each step; None leaves the loss as it is."""
 
