@@ -123,7 +123,16 @@ class MeasurementSession(LeanCallback):
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
-        """The trainer's session, as its last callback; a new one where there is none."""
+        """The trainer's session, as its last callback; a new one where there is none.
+
+        Raises:
+            UsageError: the trainer is one of pytorch_lightning, which has all classes twice.
+        """
+        if not isinstance(trainer, Trainer):
+            raise UsageError(
+                "the trainer is of pytorch_lightning, and lmbench's callbacks watch one of lightning.pytorch: have all "
+                "of your code import lightning.pytorch"
+            )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         own = [c for c in callbacks if isinstance(c, cls)]
         session = own[0] if own else cls()

@@ -28,9 +28,10 @@ class ThroughputMeter(Observer):
     A RunRecorder derives tokens per second, FLOP/s, MFU and energy per token from them.
 
     Tokens come from `tokens_per_batch(batch) -> int` of the module or else of its data module, or else from the batch's
-    `input_ids`. FLOPs come from the module's `flops_per_token() -> FlopCount | int`. Without that method `lmbench fit`
-    counts them on a fake copy of the module after the last step. In your own Trainer they are then null, because
-    counting would run your `training_step` once more.
+    `input_ids`, or its largest tensor if that holds integers which an `nn.Embedding` can look up. FLOPs come from the
+    module's `flops_per_token() -> FlopCount | int`. Without that method `lmbench fit` counts them on a fake copy of the
+    module after the last step. In your own Trainer they are then null, because counting would run your `training_step`
+    once more.
 
     Recorded in the step records and the run:
 
@@ -112,6 +113,9 @@ class ThroughputMeter(Observer):
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
         if not self._tokens:
-            reason = "neither the module nor its data has tokens_per_batch(batch), and no batch holds input_ids"
+            reason = (
+                "neither the module nor its data has tokens_per_batch(batch), no batch holds input_ids, and no "
+                "nn.Embedding can look up the largest tensor of a batch"
+            )
             run.window.tokens_reason = reason
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

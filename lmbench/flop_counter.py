@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -20,12 +20,14 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeCopyMode,
+    FakeTensor,
     FakeTensorMode,
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -66,7 +68,7 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
 
     Raises:
         UncountableError: the module cannot be copied, or does not run on fake tensors because shapes or branches depend
-            on values, or it calls a raw extension.
+            on values that follow from weights, or it calls a raw extension.
     """
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
@@ -99,8 +101,10 @@ def _fake_step_flops(
     remarks, recomputed = dict[str, None](), [0]
     is_all_trained = all(parameter.requires_grad for parameter in module.parameters())
 
+    known = KnownValues(fake_mode)
+
     def fake_input(tensor: Any) -> Any:
-        fake = fake_mode.from_tensor(tensor)
+        fake = known.fake_of(tensor)
         # Where all is trained, a first layer of numbers counts as every other, as is usual for MFU.
         return fake.requires_grad_() if has_backward and is_all_trained and fake.is_floating_point() else fake
 
@@ -110,7 +114,7 @@ def _fake_step_flops(
             fake = _copy_to_count(module, fake_mode)
         # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
         fake_batch = apply_to_collection(batch, torch.Tensor, fake_input)
-        with fake_mode, _watch(remarks, counter, recomputed), torch.set_grad_enabled(has_backward):
+        with fake_mode, _watch(remarks, counter, recomputed, known), torch.set_grad_enabled(has_backward):
             loss = call_step(fake, step, fake_batch)
             forward = counter.get_total_flops()
             if has_backward:
@@ -151,8 +155,12 @@ def _formulas() -> dict[Any, Any]:
     return formulas
 
 
-def _watch(remarks: dict[str, None], counter: Any, recomputed: list[int]) -> AbstractContextManager[object]:
+def _watch(
+    remarks: dict[str, None], counter: Any, recomputed: list[int], known: KnownValues
+) -> AbstractContextManager[object]:
     """Within, operators that read values get an answer, which `remarks` note, as they note those not PyTorch's.
+
+    An answer from `known` values needs no remark.
 
     `recomputed` gets the FLOPs of each operator that a backward pass runs with a graph of its own, which is what
     activation checkpointing does.
@@ -161,10 +169,13 @@ def _watch(remarks: dict[str, None], counter: Any, recomputed: list[int]) -> Abs
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            before = counter.get_total_flops()
+            before, kwargs = counter.get_total_flops(), kwargs or {}
             try:
-                out = func(*args, **(kwargs or {}))
+                out = func(*args, **kwargs)
+                known.follow(func, args, kwargs, out)
             except (DataDependentOutputException, DynamicOutputShapeException):
+                if (out := known.answer(func, args, kwargs)) is not None:
+                    return out
                 if (out := without_values(func, args, routing)) is None:
                     raise
                 if isinstance(out, float):
@@ -216,6 +227,72 @@ def without_values(func: Any, args: Any, routing: Routing, keeps_all: bool = Fal
                 tensor, [index for part in parts for index in (part if isinstance(part, list) else part.unbind(1))]
             )
     return out
+
+
+class KnownValues:
+    """Values of fake tensors that follow from the batch and from constants alone, such as masks and lengths.
+
+    Beside each operator on such tensors it runs the same one on their values.
+    """
+
+    #: Elements of a tensor whose values are followed, at most.
+    _MOST = 2**24
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self._fake_mode, self._values = fake_mode, WeakIdKeyDictionary()
+
+    def fake_of(self, value: torch.Tensor) -> torch.Tensor:
+        """A fake tensor of this value, which stays as it is."""
+        fake = self._fake_mode.from_tensor(value)
+        with _disable_current_modes():
+            self._values[fake] = value.detach().clone()
+        return fake
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note the values of an operator's result."""
+        fakes = _tensors(out)
+        values = None if any(fake.numel() > self._MOST for fake in fakes) else self._run(func, args, kwargs)
+        if values is None and func._schema.name in ("aten::isnan", "aten::isinf"):
+            # A step is measured whose numbers are finite.
+            with _disable_current_modes():
+                values = torch.zeros((), dtype=torch.bool, device=out.device).expand(out.shape)
+        if values is not None:
+            for fake, value in zip(fakes, _tensors(values), strict=True):
+                self._values[fake] = value
+        elif func._schema.is_mutable and args[0] in self._values:
+            changed = self._values[args[0]].untyped_storage()._cdata
+            for fake, value in [*self._values.items()]:
+                if value.untyped_storage()._cdata == changed:
+                    del self._values[fake]
+
+    def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator that reads values returns; None where these are not known."""
+        if func._schema.name == "aten::index" and self._are_known(args[1]):
+            # Of the rows that a mask selects only the number is known.
+            nonzero = torch.ops.aten.nonzero.default
+            parts = [
+                [index] if index is None or index.element_size() > 1 else self.answer(nonzero, (index,), {}).unbind(1)
+                for index in args[1]
+            ]
+            return func(args[0], [*itertools.chain(*parts)])
+        return apply_to_collection(self._run(func, args, kwargs), torch.Tensor, self.fake_of)
+
+    def _are_known(self, values: Any) -> bool:
+        return all(tensor in self._values or not isinstance(tensor, FakeTensor) for tensor in _tensors(values))
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # Collectives, and changes of tensors that are not the step's own, are left alone.
+        has_effect = func.namespace != "aten" or (func._schema.is_mutable and args[0] not in self._values)
+        if has_effect or not self._are_known((args, kwargs)):
+            return None
+        args, kwargs = tree_map_only(FakeTensor, self._values.__getitem__, (args, kwargs))
+        with _disable_current_modes(), suppress(Exception):
+            return func(*args, **kwargs)
+        return None
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 class Routing:

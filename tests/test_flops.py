@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from lmbench.flop_counter import counter_flops
+from lmbench.flop_counter import COUNTER_SOURCE, counter_flops
 from lmbench.instruments.subject import count_flops
 from lmbench.model.transformer import Transformer
 from lmbench.records.run import Flops
@@ -250,3 +250,49 @@ def test_a_token_counts_the_experts_that_a_loop_gives_it_to(dispatch, chosen):
     assert count.per_token_flops == 2 * 16 * 8 + chosen * 2 * 16 * 16
     assert count.source.endswith("; the same number of tokens for each expert")
     assert module.training_step(torch.rand(64, 16)).isfinite()
+
+
+class Choosing(nn.Module):
+    """Multiplies only some rows, which the batch and constants tell; `rows` names the way."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows, self.table = getattr(self, rows), nn.Embedding(8, 16)
+        self.head = nn.Linear(16, 16, bias=False)
+
+    def training_step(self, batch):
+        ids = batch["ids"]
+        return self.head(self.rows(self.table(ids), batch)).sum()
+
+    def labelled(self, rows, batch):
+        return rows[batch["ids"] != 0]
+
+    def random(self, rows, batch):
+        chance = torch.rand(4, 1) * 0
+        mask = torch.rand(4, 8) >= chance
+        mask[batch["ids"] == 0] = False
+        return rows[mask]
+
+    def packed(self, rows, batch):
+        return torch.cat([part[:-1] for part in rows.flatten(0, 1).split(batch["lengths"].tolist())])
+
+    def found(self, rows, batch):
+        places = batch["ids"].flatten().nonzero()[:, 0]
+        return rows.flatten(0, 1)[: int(places[20])]
+
+    def causal(self, rows, batch):
+        mask = torch.full((8, 8), -torch.inf).triu(1)
+        assert not torch.isnan(rows).any()
+        return rows[:3] if bool((mask == nn.Transformer.generate_square_subsequent_mask(8)).all()) else rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"), [("labelled", 24), ("random", 24), ("packed", 29), ("found", 27), ("causal", 24)]
+)
+def test_values_that_follow_from_the_batch_and_constants_are_known_to_a_count(rows, count):
+    ids = torch.arange(32).view(4, 8) % 4
+    batch = {"ids": ids, "lengths": torch.tensor([10, 2, 20])}
+    counted_once = counted(Choosing(rows), batch, 32)
+    assert counted_once.per_token_flops == 2 * 16 * 16 * count / 32
+    assert counted_once.source == COUNTER_SOURCE
+    assert torch.equal(ids, torch.arange(32).view(4, 8) % 4)

@@ -26,6 +26,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -98,6 +99,18 @@ def without_masks(is_unpadded: bool) -> Iterator[None]:
         changes[read.__name__] = lambda config, embeddings, mask, *others: read(config, embeddings, None, *others)
     with patch.multiple(masks, **changes) if changes else nullcontext():
         yield
+
+
+def leave_meta(module: nn.Module) -> None:
+    """Give parameters on `meta` to the device: transformers leaves the bias of a tied head there, on fake tensors."""
+    moved: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.device.type == "meta" and not is_lazy(parameter):
+                if id(parameter) not in moved:
+                    empty = torch.empty_like(parameter, device="cpu")
+                    moved[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+                setattr(part, name, moved[id(parameter)])
 
 
 class StepWatch(LeanCallback):

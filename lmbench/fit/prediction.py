@@ -48,6 +48,7 @@ from lmbench.fit.fake_step import (
     act_as_one_rank,
     callbacks_with_memory,
     fake_ranks,
+    leave_meta,
     trial_of,
 )
 from lmbench.fit.measurement import Measurement, apply_mode
@@ -234,7 +235,8 @@ class Prediction:
         # A loss scaler reads values of tensors. Its memory is negligible.
         strategy.precision_plugin.scaler = None
         # Fake parameters are on the right device already, and cannot be moved in place.
-        strategy.model_to_device = strategy.teardown = lambda: None
+        strategy.model_to_device = lambda: leave_meta(strategy.lightning_module)
+        strategy.teardown = lambda: None
         strategy.save_checkpoint = lambda *_, **__: None
         if isinstance(strategy, ParallelStrategy):
             act_as_one_rank(strategy, tracker)

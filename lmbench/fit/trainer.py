@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from lmbench.callbacks import Compiler, KernelProfiler, Recomputer
+from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
 from lmbench.fit.strategies import STRATEGIES
@@ -37,7 +38,6 @@ LOGGERS = {
 # Everything that adds time or a synchronize to the window is off by default.
 TRAINER_DEFAULTS: Values = {
     "devices": 1,
-    "max_epochs": -1,
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -57,6 +57,18 @@ def as_list(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+
+
+class EpochAfterEpoch(LeanCallback):
+    """Lets a Trainer train on after its last epoch.
+
+    Modules make their schedules from the Trainer's `max_epochs` or `estimated_stepping_batches`, so these have to be
+    finite: of -1 epochs a usual schedule is an error, or a learning rate of 0.
+    """
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop = trainer.fit_loop
+        loop.max_epochs = max(loop.max_epochs or 0, trainer.current_epoch + 2)
 
 
 class BenchTrainer(Trainer):
@@ -92,6 +104,10 @@ class BenchTrainer(Trainer):
             callbacks.append(Fp8Tokens())
             # torchao's tensors cannot be cast in inference mode.
             kwargs["inference_mode"] = False
+        if kwargs.get("max_epochs") is None and kwargs.get("max_steps", -1) == -1:
+            # As many as Lightning gives a Trainer without a limit.
+            kwargs["max_epochs"] = 1000
+            callbacks.append(EpochAfterEpoch())
         own = as_list(kwargs.get("callbacks"))
         if any(isinstance(callback, Checkpoint) for callback in own):
             # TRAINER_DEFAULTS turns checkpointing off, and Lightning then refuses a Checkpoint callback.

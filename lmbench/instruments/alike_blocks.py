@@ -23,14 +23,22 @@ def block_lists(module: nn.Module) -> list[nn.Sequential]:
     return layers or outermost_lists(module, _are_alike) or outermost_lists(module, _are_akin)
 
 
+def is_called(block: object) -> bool:
+    """Whether a member of a list is a module with a forward; some lists also hold None."""
+    return isinstance(block, nn.Module) and not isinstance(block, nn.ModuleList | nn.ModuleDict)
+
+
 def outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool]) -> list[nn.Sequential]:
-    """The wanted lists of modules within a module that lie in no other wanted one."""
+    """The wanted lists of modules within a module that lie in no other wanted one.
+
+    Modules are called one by one, and a list is not: layers that are lists themselves are no blocks.
+    """
     lists: list[nn.Sequential] = []
     nested: set[nn.Module] = set()
     for child in module.modules():
         if isinstance(child, nn.ModuleList | nn.Sequential) and child not in nested:
             blocks = cast(nn.Sequential, child)
-            if is_wanted(blocks):
+            if all(map(is_called, blocks)) and is_wanted(blocks):
                 lists.append(blocks)
                 nested |= set(child.modules())
     return lists

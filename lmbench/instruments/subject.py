@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from itertools import chain
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
@@ -26,6 +28,8 @@ from lmbench.sizes import FlopCount, mode_multiplier
 
 #: The label that PyTorch's cross-entropy ignores.
 IGNORED = -100
+#: Integers that an embedding looks up.
+_ID_DTYPES = (torch.int32, torch.int64)
 
 Facts = TypeVar("Facts", Model, Data)
 
@@ -183,9 +187,9 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
 def token_counter(module: LightningModule, data: object) -> Callable[[Any], int | None]:
     """A function that returns the tokens of a batch, or None where they are unknown.
 
-    It calls `tokens_per_batch(batch) -> int` of the module, or else of its data, or else counts the `input_ids` of the
-    batch, padding included. Nothing else in a batch (images, labels) is taken for tokens. The function raises
-    UsageError for an answer that is no whole number.
+    It calls `tokens_per_batch(batch) -> int` of the module, or else of its data. Without that method it counts, padding
+    included, the `input_ids` of the batch, or else its largest tensor if that holds integers and the module has an
+    `nn.Embedding` to look them up. The function raises UsageError for an answer that is no whole number.
     """
     for owner in (module, data):
         method = getattr(owner, "tokens_per_batch", None)
@@ -193,11 +197,20 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
             name = f"{type(owner).__name__}.tokens_per_batch(batch)"
             return lambda batch: _whole_number(method(batch), name)
 
-    def count_input_ids(batch: Any) -> int | None:
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        return ids.numel() if isinstance(ids, torch.Tensor) else None
+    @cache
+    def embeds() -> bool:
+        return any(isinstance(part, nn.Embedding) for part in module.modules())
 
-    return count_input_ids
+    def count_ids(batch: Any) -> int | None:
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if isinstance(ids, torch.Tensor):
+            return ids.numel()
+        # Images and embedded rows are larger than the labels beside them, weights of a loss are not.
+        tensors = [(t.numel(), t.dtype in _ID_DTYPES) for t in tensors_of(batch) if t.dtype is not torch.bool]
+        count, are_ids = max(tensors, default=(0, False))
+        return count if are_ids and embeds() else None
+
+    return count_ids
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

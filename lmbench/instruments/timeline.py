@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from lmbench.device.clock import HostClock
+from lmbench.instruments.alike_blocks import is_called
 from lmbench.instruments.compiling import is_compiled_whole
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
@@ -190,10 +191,9 @@ MAX_MARKED_MODULES = 256
 def block_modules(module: nn.Module) -> Iterator[nn.Module]:
     """The modules whose ends are marked: members of module lists, modules beside these lists (embedding, head), and
     each compiled module as a whole."""
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
     for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            yield from child
-        elif is_compiled_whole(child) or not [*child.children()]:
+        if is_called(child) and (is_list or is_compiled_whole(child) or not [*child.children()]):
             yield child
         else:
             yield from block_modules(child)

@@ -62,7 +62,7 @@ class TargetGpu(Struct):
 
 class FitOnGpu(Struct):
     """Whether a configuration fits on a GPU, and the largest that does; None if not even the smallest does, or if the
-    context length cannot be varied."""
+    size cannot be varied."""
 
     gpu: TargetGpu
     fits: bool

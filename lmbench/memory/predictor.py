@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from math import ceil
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from lmbench.errors import UsageError
 from lmbench.memory.blocks import Category
 from lmbench.memory.chain import between
 from lmbench.memory.forecast import FitOnGpu, PhasePeak, TargetGpu
@@ -103,8 +105,11 @@ class Predictor:
             gpus: the GPUs. The peaks have the largest of their workspaces of cuBLAS, at most 50 MiB more than others.
             has_context: whether the context length can be varied; a multiple of CONTEXT_UNIT is found.
         """
-        batches = self._largest(gpus, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
-        contexts: Sequence[int | None] = [None] * len(gpus)
+        none: Sequence[int | None] = [None] * len(gpus)
+        batches = contexts = none
+        # No larger batch can be made of one that tells its lengths in a list.
+        with suppress(UsageError):
+            batches = self._largest(gpus, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
         if has_context:
             start = self.context_length or CONTEXT_UNIT
             contexts = self._largest(gpus, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import pytorch_lightning.demos.boring_classes
 import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
@@ -23,6 +24,7 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
+from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
@@ -86,6 +88,13 @@ def test_watchers_change_nothing_and_leave_nothing(kinds, module, recorder):
     assert not any(parameter._post_accumulate_grad_hooks for parameter in trainer.lightning_module.parameters())
     hooks, expected = ([len(o._optimizer_step_post_hooks) for o in t.optimizers] for t in (trainer, bare_trainer))
     assert hooks == expected
+
+
+def test_a_trainer_of_pytorch_lightning_is_refused_in_one_line():
+    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pytorch_lightning.Trainer(accelerator="cpu", callbacks=[PhaseTimer()], **flags)
+    with pytest.raises(UsageError, match=r"of pytorch_lightning, .* import lightning\.pytorch"):
+        trainer.fit(pytorch_lightning.demos.boring_classes.BoringModel())
 
 
 def test_a_recorder_writes_a_result(recorder):

@@ -22,6 +22,7 @@ import torch
 from fit_process import measure_here as measure
 from lightning.pytorch import Callback
 from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
+from torch.utils.data import DataLoader
 
 import lmbench
 from lmbench.model.language_model import LanguageModel
@@ -267,3 +268,26 @@ def test_a_window_has_as_many_steps_as_were_asked_for_or_lasts_for_20_and_3_s():
         run = lmbench.measure(Regression(), Data(), warmup_steps=1, probe_steps=0, trainer=flags, **asked)
         window = run.record.window
         assert (window.steps, (window.requested_steps, window.requested_s)) == (steps, requested)
+
+
+class Scheduled(TokenModel):
+    """Its learning rate falls over all steps that its Trainer expects, and it reads them in each step."""
+
+    def training_step(self, batch):
+        assert self.trainer.max_epochs * 2 == self.trainer.estimated_stepping_batches == 2000
+        return super().training_step(batch)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        total = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, int(total))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_schedule_over_all_steps_of_the_trainer_has_those_of_1000_epochs_which_end_no_window():
+    ids = torch.arange(8)[None]
+    loader = DataLoader([(ids[0], ids[0])] * 2)
+    record = measure(Scheduled(), loader).record
+    assert record.scalars["learning_rate"] == pytest.approx(1e-3, rel=0.01)
+    run = measure(TokenModel(), loader, steps=2100)
+    assert (run.outcome, run.record.window.steps) == ("ok", 2100)

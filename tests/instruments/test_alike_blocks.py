@@ -1,12 +1,17 @@
-"""Which lists of a module are its blocks, and whether these are alike."""
+"""Which lists of a module are its blocks, whether these are alike, and layers that are no modules."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from fit_process import measure_here
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from lmbench.errors import UsageError
 from lmbench.instruments.alike_blocks import AlikeBlocks
+from lmbench.instruments.compiling import CompileOptions, compile_targets
+from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
 
 
 class Layers(LightningModule):
@@ -30,3 +35,32 @@ def test_blocks_are_layers_and_not_their_experts_and_only_alike_ones_are_cut(has
     blocks = AlikeBlocks(module, 3)
     assert (blocks.lists, blocks.kinds, blocks.count) == ([module.layers], kinds, count)
     assert len(module.layers) == (3 if count else 6)
+
+
+class Pairs(LightningModule):
+    """Six layers that are no modules of their own, but lists of a norm, a product and nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([nn.LayerNorm(8), nn.Linear(8, 8), None]) for _ in range(6))
+
+    def forward(self, x):
+        for norm, product, _ in self.layers:
+            x = x + product(norm(x))
+        return x
+
+    def training_step(self, batch):
+        return self(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_layers_that_are_lists_are_no_blocks_and_their_members_are_marked():
+    run = measure_here(Pairs(), torch.ones(4, 8), probe_steps=1)
+    assert (run.outcome, run.record.probe.marked_modules) == ("ok", 12)
+    assert AlikeBlocks(Pairs(), 3).lists == []
+    with pytest.raises(UsageError, match="needs a list of blocks of one class, and Pairs has none"):
+        recompute_in_place(Pairs(), RecomputeOptions())
+    pairs = Pairs()
+    assert compile_targets(pairs, CompileOptions(regional=True)) == [pairs]

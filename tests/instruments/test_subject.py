@@ -13,7 +13,7 @@ from strangers import OwnLoaders, TokenModel
 from tables import cases
 
 from lmbench.errors import UsageError
-from lmbench.instruments.subject import describe_model, note_peak, padding_of
+from lmbench.instruments.subject import describe_model, note_peak, padding_of, tensors_of
 from lmbench.precision import named_gpu
 from lmbench.records.run import RunEnvironment, RunRecord
 
@@ -67,6 +67,45 @@ def test_padding_that_tokens_per_batch_leaves_out_is_not_taken_off_twice(counted
     assert run.record.data.padding_fraction == share
     assert text in str(run)
     assert ("of them padding" in str(run)) == bool(text)
+
+
+@dataclass
+class Packed:
+    """Sequences of several lengths in one row, as an attention of variable lengths takes them."""
+
+    is_counted: torch.Tensor
+    ids: torch.Tensor
+    targets: torch.Tensor
+    lengths: list[int]
+
+
+class Flattened(TokenModel):
+    """Takes a pair, a mapping or a dataclass of ids and targets, with other tensors before them."""
+
+    def training_step(self, batch):
+        return super().training_step([t[None] for t in tensors_of(batch) if t.dtype is torch.int64][-2:])
+
+
+def test_without_input_ids_tokens_are_the_integers_that_an_embedding_can_look_up():
+    pair, text = (IDS, IDS), {"weights": torch.ones(8), "source": IDS, "target": IDS}
+    packed = Packed(IDS < 6, IDS, IDS, [5, 3])
+    for batch in (pair, text, packed):
+        record = measure_here(Flattened(), [batch] * 5, steps=2, warmup_steps=1).record
+        assert (record.window.tokens, record.flops.per_token_flops) == (2 * 8, 3 * 2 * 8 * 50)
+
+
+class Labelled(TokenModel):
+    """Looks up the class of an image, which is the larger tensor."""
+
+    def training_step(self, batch):
+        pixels, labels = batch
+        return (self.body[0](labels).sum() - pixels.sum()).square()
+
+
+def test_labels_beside_a_larger_input_are_no_tokens():
+    record = measure_here(Labelled(), [(torch.ones(8, 4), IDS)] * 5, steps=2, warmup_steps=1).record
+    assert record.window.tokens is None
+    assert record.window.tokens_reason.endswith("no nn.Embedding can look up the largest tensor of a batch")
 
 
 class Growing(TokenModel):

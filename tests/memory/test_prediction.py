@@ -90,6 +90,22 @@ def test_a_mask_of_a_transformers_model_takes_memory_where_it_masks_something():
     assert padded - ones > 2 * 2 * 6 * 32 * 2 * 8 * 256
 
 
+def test_a_batch_that_cannot_be_larger_fits_and_has_no_largest_size():
+    (fit,) = predict("--model=hand_module.Packed", gpu="H200", finds_largest=True).on_gpus
+    assert (fit.fits, fit.largest_batch_size, fit.largest_context_length) == (True, None, None)
+
+
+def test_a_bert_from_a_folder_has_all_its_weights(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 1024, "hidden_size": 128, "intermediate_size": 128}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, num_hidden_layers=2, num_attention_heads=2))
+    model.save_pretrained(tmp_path)
+    forecast = predict("--model=hand_module.Pretrained", f"--model.folder={tmp_path}")
+    # Positions and kinds of 512 tokens, of 64 bits, are buffers.
+    weights = 4 * model.num_parameters() + 2 * 512 * 8
+    assert peak_of(forecast, "forward").parameters == weights
+
+
 #: Options with which blocks are sharded one by one, and buckets hold copies of gradients.
 ONE_BY_ONE = {
     "fsdp2": "--trainer.strategy.blocks_per_group=1",

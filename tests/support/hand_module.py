@@ -77,6 +77,34 @@ class Masked(TwoLayers):
         return DataLoader([self.row] * 32, 8)
 
 
+class Pretrained(TwoLayers):
+    """A masked language model of transformers from a folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        from transformers import AutoModelForMaskedLM
+
+        self.first = self.second = None
+        self.model = AutoModelForMaskedLM.from_pretrained(folder)
+
+    def training_step(self, batch, batch_idx):
+        return self.model(input_ids=batch, labels=batch).loss
+
+    def train_dataloader(self):
+        return DataLoader([torch.zeros(128, dtype=torch.int64)] * 32, 8)
+
+
+class Packed(TwoLayers):
+    """Its batches hold rows of several lengths, and a list of the lengths."""
+
+    def training_step(self, batch, batch_idx):
+        rows, lengths = batch
+        return sum(self.second(self.first(part)).sum() for part in rows.split(lengths))
+
+    def train_dataloader(self):
+        return DataLoader(range(32), 8, collate_fn=lambda _: (torch.zeros(8, 1024), [3, 5]))
+
+
 class Extra(TwoLayers):
     """Evaluates an expression in each step; None leaves the loss as it is."""
 
