@@ -116,7 +116,7 @@ def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -
     given = zip("AB", texts, options.revision or neither, options.python or neither, names, strict=True)
     for index, (side, text, revision, python, name) in enumerate(given):
         config, *words = [text] if names_file(text) else _MARK.split(text, maxsplit=1)
-        if not config:
+        if not config or " --" in config:
             raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
         sides[side] = {CONFIG: config, **(read_settings(*words) if words else {})}
         if repeated := sides[side].keys() & settings:
