@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -145,9 +145,9 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     if len(ranks) < 2:
         return None
     # Under DDP ranks wait for each other in the backward pass, under other strategies already in the forward pass.
-    strategy = value_at(run, "config.trainer.strategy")
-    name = strategy.get("class_path", "") if isinstance(strategy, Mapping) else str(strategy)
-    is_ddp = name.startswith("ddp") or name.endswith(("DataParallel", "DDPStrategy", "DDP", "ShardedOptimizer"))
+    # lmbench's NaiveDDP and its like do without DistributedDataParallel, which has buckets.
+    strategy = str(value_at(run, "config.trainer.strategy.class_path"))
+    is_ddp = run.communication.bucket_copy_bytes is not None or strategy.endswith("DDP")
     phases = ("data", "transfer", "forward") if is_ddp else ("data", "transfer")
     late = max(ranks, key=lambda rank: sum(rank.mean_s.get(phase, 0.0) for phase in phases))
     others = [rank.mean_s for rank in ranks if rank is not late]

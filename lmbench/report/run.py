@@ -20,7 +20,7 @@ from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table, guard_lines, labelled, listed
 from lmbench.report.beside import endurance_lines, input_lines, owner_lines
 from lmbench.report.charts import steps_charts
-from lmbench.report.facts import choices_of
+from lmbench.report.facts import choices_of, strategy_of
 from lmbench.report.units import (
     GIB,
     MS,
@@ -128,6 +128,7 @@ def banner(run: RunRecord) -> list[Line]:
         *labelled(
             "device",
             f"{run.rank_count} x {processor}" if run.rank_count > 1 else processor,
+            run.rank_count > 1 and strategy_of(run),
             power_w and f"power limit {whole(power_w)} W",
         ),
         *labelled("window", length, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),

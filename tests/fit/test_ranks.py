@@ -168,8 +168,8 @@ def test_a_rank_may_have_no_row_of_a_parameter():
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the_steps_of_a_window(capsys, printed):
-    words = ["--model=uneven.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp"]
-    code, run = fit(*words, "--measure.min_window_s=0.2")
+    # Lightning takes `ddp` where no strategy is named.
+    code, run = fit("--model=uneven.Uneven", "--model.deed=sleep", "--measure.min_window_s=0.2")
     (first, second), window = (rank.mean_s for rank in run.record.per_rank), run.record.window
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
     # The window opens once the ranks have a steady pace, and lasts as long as was asked for at this pace.
@@ -179,6 +179,7 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the
     capsys.readouterr()
     shown = printed("show", run.path)
     assert "mean of each rank in ms" in shown
+    assert re.search(r"^device +2 x .*, ddp$", shown, re.M)
     assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in flat(shown)
 
 
