@@ -181,9 +181,10 @@ class RunRecorder(Observer):
         elif session.window_steps:
             if self.trainer.world_size > 1:
                 self._await_ranks()
+                self._summarize()
                 # Gather on every rank, but join only in the record of rank 0, which stands for all.
                 ranks: list[Any] = [None] * self.trainer.world_size
-                all_gather_object(ranks, rank_record(self.run, session.records))
+                all_gather_object(ranks, rank_record(self.run))
                 if self.trainer.is_global_zero:
                     join_ranks(self.run, ranks)
             self.close(COMPLETE)

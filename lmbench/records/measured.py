@@ -258,7 +258,10 @@ class Loss:
 
 
 class RankRecord(Struct):
-    """Figures of one rank for the window; `mean_s` holds its mean step time and mean phase times."""
+    """Figures of one rank for the window.
+
+    `mean_s` holds its mean step time and mean phase times, and `guards` those of its guards that warn or fail.
+    """
 
     rank: int
     hostname: Text = None
@@ -269,6 +272,7 @@ class RankRecord(Struct):
     run_peak_allocated_bytes: Bytes = None
     steady_peak_allocated_bytes: Bytes = None
     energy_j: Joules = None
+    guards: list[Guard] = []
 
 
 @record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -42,7 +43,8 @@ class Uneven(lightning.pytorch.LightningModule):
             DEEDS[self.deed]()
         if batch_idx == 0 and self.all_gather(batch[1]).unique().numel() < batch[1].numel() * self.trainer.world_size:
             raise ValueError("ranks share rows")
-        return self.net(batch[0]).square().mean()
+        loss = self.net(batch[0]).square().mean()
+        return loss * math.nan if self.deed == "diverge" and self.global_rank == 1 and batch_idx == 9 else loss
 
     def on_train_end(self):
         if self.global_rank == 1 and self.deed.startswith("late "):
@@ -95,4 +97,5 @@ DEEDS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "fail": fail,
     "oom": run_out_of_memory,
+    "switch": lambda: torch.set_num_threads(3),
 }
