@@ -148,7 +148,8 @@ class MeasurementSession(LeanCallback):
     @property
     def ended_early(self) -> bool:
         """Whether training ended before the steps that ranks agreed on, such as without further batches."""
-        return self.window_steps < (self._agreed_steps or 0) or (self.ranks_agree and self.run.probe.is_complete is False)
+        lacks_probes = self.ranks_agree and self.run.probe.is_complete is False
+        return lacks_probes or self.window_steps < (self._agreed_steps or 0)
 
     def _open(self, trainer: Trainer) -> None:
         """Begin a new run with this trainer, unless an earlier callback of the same run did."""

@@ -159,10 +159,7 @@ def run_ranks(
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
-                    run = load_known(_folder_of(path, rank))
-                    if run.record.pid != ranks[rank].pid:
-                        # The rank made no folder, or another command had made one of this name since this one looked.
-                        run = StoredRun(path, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED)
+                    run = _run_of(path, rank, ranks[rank].pid)
                     code = ranks[rank].exitcode or int(run.outcome == KILLED)
                     ends.append(RankEnd(rank, run, code, logs[rank].read_text(errors="replace"), rank in late))
                     grace_s = math.inf if rank else patience_s
@@ -311,6 +308,12 @@ def _innermost(log: str) -> str:
     frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
     frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
     return next((f"{name} at {file}:{line}" for file, line, name in frames), "no place that it could tell")
+
+
+def _run_of(path: Path, rank: int, pid: int | None) -> StoredRun:
+    """What a rank recorded; `damaged` if it made no folder, such as where another command had just made this one."""
+    run = load_known(_folder_of(path, rank))
+    return run if run.record.pid == pid else StoredRun(path, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED)
 
 
 def is_watched() -> bool:

@@ -119,10 +119,7 @@ def run(args: list[str], run_id: str | None = None) -> int:
         recorder = measurement.recorder
         is_predicted, seed = rooms["memory"]["predict"], line.config.seed_everything
         measure = partial(_measure, measurement, build, seed, is_loud, is_predicted, options)
-        if rank_count == 1:
-            code = measure()
-        else:
-            code = _measure_by_ranks(recorder, rank_count, measure, args, settings.collective_timeout_s)
+        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure, args, settings)
         if recorder.folder is None or rank_of_process() or is_watched():
             return code
     except BaseException as error:
@@ -196,7 +193,7 @@ def _measure_anew(args: list[str], run_id: str | None) -> int:
 
 
 def _measure_by_ranks(
-    recorder: RunRecorder, count: int, measure: Callable[[], int], args: list[str], timeout_s: float
+    recorder: RunRecorder, count: int, measure: Callable[[], int], args: list[str], settings: MeasureSettings
 ) -> int:
     """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
     ends, stop = list[RankEnd](), None
@@ -204,7 +201,7 @@ def _measure_by_ranks(
     existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
         measure_anew = partial(_measure_anew, args, recorder.run_id)
-        ends, stop = run_ranks(path, count, measure, measure_anew, timeout_s)
+        ends, stop = run_ranks(path, count, measure, measure_anew, settings.collective_timeout_s)
     signum = received()
     cause = cause_of(ends) if signum is None else None
     ending = None if cause is None else ending_of_ranks(cause, ends, stop)

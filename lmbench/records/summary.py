@@ -126,7 +126,7 @@ _SEVERITY: dict[Status, int] = {"n/a": 0, "pass": 0, "warn": 1, "fail": 2}
 
 
 def _worst_of_ranks(guard: Guard, ranks: Iterable[RankRecord]) -> Guard:
-    """The guard of the record's own rank, or that of another rank where it is worse, by its status or a failed figure."""
+    """The guard of the record's own rank, or of another rank where its status, or the figure of a failure, is worse."""
     for rank in ranks:
         for other in rank.guards:
             status, own = _SEVERITY[other.status], _SEVERITY[guard.status]
