@@ -252,9 +252,11 @@ class Throughput:
 class Loss:
     """Throughput: losses."""
 
-    first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.", "first loss")
-    last: Nats = lower("Loss of the window's last step.", "last loss")
-    mean: Nats = lower("Mean loss over the window.", "mean loss")
+    first: Nats = lower(
+        "Loss of step 0 on rank 0. It is a warm-up step unless `window.warmup_steps` is 0.", "first loss"
+    )
+    last: Nats = lower("Loss of the window's last step on rank 0.", "last loss")
+    mean: Nats = lower("Mean loss over the window on rank 0.", "mean loss")
 
 
 class RankRecord(Struct):

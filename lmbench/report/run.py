@@ -88,6 +88,9 @@ def banner(run: RunRecord) -> list[Line]:
     accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
     compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
     processor = environment.device_name or "CPU"
+    if run.rank_count > 1:
+        # Ranks share a CPU.
+        processor = f"{run.rank_count} {'ranks on' if run.device_type == 'cpu' else 'x'} {processor}"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     length = f"{window.requested_steps or window.steps or 'all'} steps"
     length += f" and {window.requested_s:g} s" if window.requested_s else ""
@@ -127,7 +130,7 @@ def banner(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "device",
-            f"{run.rank_count} x {processor}" if run.rank_count > 1 else processor,
+            processor,
             run.rank_count > 1 and strategy_of(run),
             power_w and f"power limit {whole(power_w)} W",
         ),

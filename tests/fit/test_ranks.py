@@ -179,7 +179,7 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the
     capsys.readouterr()
     shown = printed("show", run.path)
     assert "mean of each rank in ms" in shown
-    assert re.search(r"^device +2 x .*, ddp$", shown, re.M)
+    assert re.search(r"^device +2 ranks on .*, ddp$", shown, re.M)
     assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in flat(shown)
 
 
