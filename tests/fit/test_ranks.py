@@ -263,11 +263,13 @@ def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(steps, capfd
 - [diverge, fail, "rank 1: 1 losses are nan or infinite, the first at step 9"]
 - [switch, warn, "rank 1: .*thread_count 1 -> 3.*"]
 """)
-def test_what_a_guard_finds_on_another_rank_alone_is_told(deed, status, message):
+def test_what_a_guard_finds_on_another_rank_alone_is_told(deed, status, message, capfd):
     words = ["--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp"]
     code, run = fit(*words, *WITHOUT_PROBES)
     guards = [guard for guard in run.record.guards if re.fullmatch(message, guard.message)]
     assert (code, [guard.status for guard in guards]) == (0, [status])
+    # The result, which is not printed here, has it, as it has the guards of a single rank.
+    assert "lmbench: rank" not in capfd.readouterr().err
 
 
 def test_a_summary_stays_that_of_all_steps_if_the_disk_is_full_and_then_a_rank_is_lost(small_disk):
