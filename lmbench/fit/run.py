@@ -270,7 +270,8 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
     line = "; ".join(failed) if error is None else error.message or error.kind or ""
     # A rank that was killed or hung printed no line itself, and the lines of the others do not say which rank it was.
-    if (error is not None and line.startswith("rank ")) or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
+    is_of_rank = error is not None and line.startswith("rank ")
+    if is_of_rank or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
         tell(line)
     try:
         if "--json" in flags:
