@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
-from torch.distributed import all_gather_object
+from torch.distributed import DistStoreError, all_gather_object, distributed_c10d
 
 from lmbench.callbacks.checkpoint_recorder import CheckpointRecorder
 from lmbench.callbacks.communication_probe import CommunicationProbe
@@ -178,9 +180,11 @@ class RunRecorder(Observer):
             self._fail(exception)
         elif session.window_steps:
             if self.trainer.world_size > 1:
+                self._await_ranks()
+                self._summarize()
                 # Gather on every rank, but join only in the record of rank 0, which stands for all.
                 ranks: list[Any] = [None] * self.trainer.world_size
-                all_gather_object(ranks, rank_record(self.run, session.records))
+                all_gather_object(ranks, rank_record(self.run))
                 if self.trainer.is_global_zero:
                     join_ranks(self.run, ranks)
             self.close(COMPLETE)
@@ -194,6 +198,25 @@ class RunRecorder(Observer):
             )
             self.close(failed("EmptyWindow", message, None, ExitCode.USAGE))
 
+    def _await_ranks(self) -> None:
+        """If training ended early, wait for its end on all ranks.
+
+        Raises:
+            UsageError: another rank goes on, and would wait for this one in the collectives of its next step.
+        """
+        session, store = self.session, distributed_c10d._get_default_store()
+        store.set(f"lmbench {self.trainer.global_rank}", "ended")
+        if session.ended_early:
+            # The other rank waits, too, and for longer: this one tells the reason.
+            patience = timedelta(seconds=session.schedule.collective_timeout_s / 2)
+            try:
+                store.wait([f"lmbench {rank}" for rank in range(self.trainer.world_size)], patience)
+            except DistStoreError as error:
+                raise UsageError(
+                    f"training ended after {session.steps_done} steps, and other ranks go on: give every rank as many "
+                    "batches"
+                ) from error
+
     def take_over(self, path: Path, ending: Ending | None) -> None:
         """Take over the record of a run that other processes measured.
 
@@ -205,8 +228,9 @@ class RunRecorder(Observer):
         self.folder, self.run = RunFolder(path), run.record
         if ending is None:
             return
-        complete_run(self.run, run.steps)
-        self.run.exit_code = None
+        if self.exit_code is None:
+            # Its process was ended before it could summarize the steps.
+            complete_run(self.run, run.steps)
         self.close(ending)
 
     def end_by(self, exception: BaseException) -> None:
@@ -316,7 +340,9 @@ class RunRecorder(Observer):
             self._warn(self.result.error)
 
     def _write(self) -> bool:
-        self.run.milestones = milestones()
+        if self.run.pid == os.getpid():
+            # A process that takes over a record keeps those of the process that measured.
+            self.run.milestones = milestones()
         try:
             self.result.write_run(self.run)
         except OSError as error:

@@ -154,6 +154,12 @@ class MeasurementSession(LeanCallback):
         """Whether ranks agree on the number of steps: a rank that ended by its own clock would leave others waiting."""
         return self._trainer.world_size > 1 and not self.only_watches
 
+    @property
+    def ended_early(self) -> bool:
+        """Whether training ended before the steps that ranks agreed on, such as without further batches."""
+        lacks_probes = self.ranks_agree and self.run.probe.is_complete is False
+        return lacks_probes or self.window_steps < (self._agreed_steps or 0)
+
     def _open(self, trainer: Trainer) -> None:
         """Begin a new run with this trainer, unless an earlier callback of the same run did."""
         if self._trainer is trainer and not self._has_started:

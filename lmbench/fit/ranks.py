@@ -43,7 +43,8 @@ from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import Ending, failed
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import StoredRun, load_known
-from lmbench.records.vocabulary import KILLED, RUNNING, Values
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING, Values
 from lmbench.sweep.fork_server import end_after
 
 #: Time for the other ranks to end by themselves after one has failed; they may wait for it in a collective.
@@ -101,10 +102,10 @@ class RankEnd(NamedTuple):
 
     Attributes:
         rank: the rank.
-        run: its result, without steps.
+        run: its result, without steps; `damaged` if it made none.
         code: its exit code, or minus the number of the signal that ended it.
         log: what it printed, or its stack.
-        was_waited_for: whether it still ran when the other ranks had been waited for after a failure.
+        was_waited_for: whether it still ran when it had been waited for after another rank had ended.
     """
 
     rank: int
@@ -115,7 +116,7 @@ class RankEnd(NamedTuple):
 
 
 def run_ranks(
-    path: Path, count: int, measure: Callable[[], int], measure_anew: Callable[[], int]
+    path: Path, count: int, measure: Callable[[], int], measure_anew: Callable[[], int], patience_s: float
 ) -> tuple[list[RankEnd], str | None]:
     """Start `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
 
@@ -129,6 +130,7 @@ def run_ranks(
         count: ranks.
         measure: measures as one rank in a fork, and returns an exit code.
         measure_anew: the same in a new process, and can be pickled.
+        patience_s: time that the other ranks have to end once rank 0 has, which completes the record.
     """
     # Chosen before the ranks start, since all of them need the same port.
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": str(count)}
@@ -157,19 +159,21 @@ def run_ranks(
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
-                    run = load_known(_folder_of(path, rank))
+                    run = _run_of(path, rank, ranks[rank].pid)
                     code = ranks[rank].exitcode or int(run.outcome == KILLED)
                     ends.append(RankEnd(rank, run, code, logs[rank].read_text(errors="replace"), rank in late))
+                    grace_s = math.inf if rank else patience_s
                     if code:
                         grace_s = _GRACE_AFTER_ABORT_S if code == -signal.SIGABRT else GRACE_OF_RANKS_S
-                        deadline_s = min(deadline_s, time.monotonic() + grace_s)
+                    deadline_s = min(deadline_s, time.monotonic() + grace_s)
         finally:
             _end(ranks)
         if any(end.code for end in ends):
             stop = read_stop(Path(folder), count)
-            for rank, log in enumerate(logs):
-                with suppress(OSError):
-                    shutil.copyfile(log, _folder_of(path, rank) / LOG_FILE)
+            for end in ends:
+                if end.run.outcome != DAMAGED:
+                    with suppress(OSError):
+                        shutil.copyfile(logs[end.rank], end.run.path / LOG_FILE)
     return ends, stop
 
 
@@ -262,10 +266,11 @@ def _silence(run: StoredRun) -> int:
 def cause_of(ends: list[RankEnd]) -> RankEnd | None:
     """The rank that ended a measurement; None if all ranks ended well.
 
-    Of ranks whose records say equally much, the first that ended is the cause.
+    Of ranks whose records say equally much, the first that ended is the cause. A rank that hung is the cause only where
+    no other rank failed.
     """
-    failures = [end for end in ends if end.code and not end.was_waited_for]
-    return min(failures, key=lambda end: _silence(end.run), default=None)
+    failures = [end for end in ends if end.code]
+    return min(failures, key=lambda end: (end.was_waited_for, _silence(end.run)), default=None)
 
 
 def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: str | None = None) -> Ending | None:
@@ -275,6 +280,8 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: str | None = None
     """
     run = cause.run
     hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
+    if cause.was_waited_for:
+        return failed("RankLost", f"{hangs}the other ranks had ended", None)
     if (error := run.record.error) is None:
         if cause.code == -signal.SIGABRT and stop is not None:
             return failed("CollectiveFailed", f"{hangs}{stop}", None)
@@ -301,6 +308,12 @@ def _innermost(log: str) -> str:
     frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
     frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
     return next((f"{name} at {file}:{line}" for file, line, name in frames), "no place that it could tell")
+
+
+def _run_of(path: Path, rank: int, pid: int | None) -> StoredRun:
+    """What a rank recorded; `damaged` if it made no folder, such as where another command had just made this one."""
+    run = load_known(_folder_of(path, rank))
+    return run if run.record.pid == pid else StoredRun(path, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED)
 
 
 def is_watched() -> bool:

@@ -53,7 +53,7 @@ from lmbench.records.codec import encode_run
 from lmbench.records.measured import RunError
 from lmbench.records.process import reach
 from lmbench.records.store import new_run_id
-from lmbench.records.vocabulary import Values
+from lmbench.records.vocabulary import DAMAGED, Values
 from lmbench.report.render import Output, give
 from lmbench.report.run import run_answer
 from lmbench.rooms import ROOMS
@@ -119,7 +119,7 @@ def run(args: list[str], run_id: str | None = None) -> int:
         recorder = measurement.recorder
         is_predicted, seed = rooms["memory"]["predict"], line.config.seed_everything
         measure = partial(_measure, measurement, build, seed, is_loud, is_predicted, options)
-        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure, args)
+        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure, args, settings)
         if recorder.folder is None or rank_of_process() or is_watched():
             return code
     except BaseException as error:
@@ -192,20 +192,24 @@ def _measure_anew(args: list[str], run_id: str | None) -> int:
         return run(args, run_id)
 
 
-def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int], args: list[str]) -> int:
+def _measure_by_ranks(
+    recorder: RunRecorder, count: int, measure: Callable[[], int], args: list[str], settings: MeasureSettings
+) -> int:
     """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
     ends, stop = list[RankEnd](), None
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
     existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
-        ends, stop = run_ranks(path, count, measure, partial(_measure_anew, args, recorder.run_id))
+        measure_anew = partial(_measure_anew, args, recorder.run_id)
+        ends, stop = run_ranks(path, count, measure, measure_anew, settings.collective_timeout_s)
     signum = received()
     cause = cause_of(ends) if signum is None else None
     ending = None if cause is None else ending_of_ranks(cause, ends, stop)
-    if path.is_dir() and not existed:
+    is_of_others = existed or any(not end.rank and end.run.outcome == DAMAGED for end in ends)
+    if path.is_dir() and not is_of_others:
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
-    if cause is not None and cause.code > 0:
+    if cause is not None and cause.code > 0 and not cause.was_waited_for:
         _print_lines(_CXX_LINES.sub("", cause.log))
     if recorder.folder is not None or cause is None:
         return int(recorder.exit_code or 0)
@@ -266,7 +270,8 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
     line = "; ".join(failed) if error is None else error.message or error.kind or ""
     # A rank that was killed or hung printed no line itself, and the lines of the others do not say which rank it was.
-    if line.startswith("rank ") or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
+    is_of_rank = error is not None and line.startswith("rank ")
+    if is_of_rank or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
         tell(line)
     try:
         if "--json" in flags:

@@ -342,7 +342,7 @@ if __name__ == "__main__":
     measure = partial(leave_result, arm, result, words)
     if count == 1:
         sys.exit(measure())
-    ends = run_ranks(Path(result).parent, count, measure, measure)[0]
+    ends = run_ranks(Path(result).parent, count, measure, measure, Schedule.collective_timeout_s)[0]
     failed_rank = next((end for end in ends if end.code), None)
     if failed_rank is not None:
         print(failed_rank.log, file=sys.stderr)

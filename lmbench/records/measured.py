@@ -252,13 +252,18 @@ class Throughput:
 class Loss:
     """Throughput: losses."""
 
-    first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.", "first loss")
-    last: Nats = lower("Loss of the window's last step.", "last loss")
-    mean: Nats = lower("Mean loss over the window.", "mean loss")
+    first: Nats = lower(
+        "Loss of step 0 on rank 0. It is a warm-up step unless `window.warmup_steps` is 0.", "first loss"
+    )
+    last: Nats = lower("Loss of the window's last step on rank 0.", "last loss")
+    mean: Nats = lower("Mean loss over the window on rank 0.", "mean loss")
 
 
 class RankRecord(Struct):
-    """Figures of one rank for the window; `mean_s` holds its mean step time and mean phase times."""
+    """Figures of one rank for the window.
+
+    `mean_s` holds its mean step time and mean phase times, and `guards` those of its guards that warn or fail.
+    """
 
     rank: int
     hostname: Text = None
@@ -269,6 +274,7 @@ class RankRecord(Struct):
     run_peak_allocated_bytes: Bytes = None
     steady_peak_allocated_bytes: Bytes = None
     energy_j: Joules = None
+    guards: list[Guard] = []
 
 
 @record

@@ -409,7 +409,8 @@ class RunRecord:
         "one."
     )
     per_rank: list[RankRecord] | None = about(
-        "Figures of each of several ranks: host, GPU, steps, tokens, mean step and phase times, memory peaks, energy."
+        "Figures of each of several ranks: host, GPU, steps, tokens, mean step and phase times, memory peaks, energy, "
+        "guards that warn or fail."
     )
     repairs: list[str] | None = about("Changes made to Lightning for this run, each with its reason.")
     wandb: WandbFiling | None = about(

@@ -44,7 +44,7 @@ class StepRecord:
     is_warmup: Flag = about("Whether the step came before the window; no statistic includes such steps.")
     micro_batches: Count = about("Number of micro-batches of this step. The last step of an epoch can have fewer.")
     tokens: Count = about("Tokens of all micro-batches of this rank.")
-    loss: Nats = lower("Mean loss over the micro-batches, as `training_step` returned it.")
+    loss: Nats = lower("Mean loss over the rank's micro-batches, as `training_step` returned it.")
     gradient_norm: Number = about(
         "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`."
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from lmbench.records.field import PerPhase, mean_of
 from lmbench.records.guards import evaluate_guards, rules
-from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
+from lmbench.records.measured import Guard, HostSpan, Lag, PhaseSummary, RankRecord, Status, Throughput
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.statistics import (
@@ -84,7 +85,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.scalars = _scalar_means([step for step in measured if not step.is_skipped])
     run.throughput = _throughput(run)
     # Guards that observers added follow lmbench's own, which a record that is completed again has already.
-    run.guards = [*evaluate_guards(run, steps), *(guard for guard in run.guards if guard.name not in rules())]
+    guards = [*evaluate_guards(run, steps), *(guard for guard in run.guards if guard.name not in rules())]
+    run.guards = [_worst_of_ranks(guard, run.per_rank or ()) for guard in guards]
     run.throughput.refuse_impossible()
 
 
@@ -101,8 +103,8 @@ def _scalar_means(updates: Sequence[StepRecord]) -> dict[str, float | None]:
     return {name: mean_of(values) for name, values in series.items()}
 
 
-def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
-    """Figures of this rank's window, for the record of all ranks."""
+def rank_record(run: RunRecord) -> RankRecord:
+    """Figures of this rank's window, of its completed record, for the record of all ranks."""
     environment = run.environment
     return RankRecord(
         run.rank or 0,
@@ -110,11 +112,28 @@ def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
         environment.gpu.uuid,
         run.window.steps,
         run.window.tokens,
-        {span: summary.mean_s for span, summary in summarize_steps(steps).items() if summary.mean_s is not None},
+        {span: summary.mean_s for span, summary in run.phases.items() if summary.mean_s is not None},
         run.memory.run_peak_allocated_bytes,
         run.memory.steady_peak_allocated_bytes,
         run.device_state.energy_j,
+        # Steps of ranks take equally long.
+        [guard for guard in run.guards if _SEVERITY[guard.status] and guard.name not in ("trend", "spread")],
     )
+
+
+#: How bad a guard's status is; 0 where nothing has to be said.
+_SEVERITY: dict[Status, int] = {"n/a": 0, "pass": 0, "warn": 1, "fail": 2}
+
+
+def _worst_of_ranks(guard: Guard, ranks: Iterable[RankRecord]) -> Guard:
+    """The guard of the record's own rank, or of another rank where its status, or the figure of a failure, is worse."""
+    for rank in ranks:
+        for other in rank.guards:
+            status, own = _SEVERITY[other.status], _SEVERITY[guard.status]
+            is_further = status == own == _SEVERITY["fail"] and (other.value or 0) > (guard.value or 0)
+            if other.name == guard.name and (status > own or is_further):
+                guard = replace(other, message=f"rank {rank.rank}: {other.message}")
+    return guard
 
 
 def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
@@ -145,9 +164,9 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     if len(ranks) < 2:
         return None
     # Under DDP ranks wait for each other in the backward pass, under other strategies already in the forward pass.
-    strategy = value_at(run, "config.trainer.strategy")
-    name = strategy.get("class_path", "") if isinstance(strategy, Mapping) else str(strategy)
-    is_ddp = name.startswith("ddp") or name.endswith(("DataParallel", "DDPStrategy", "DDP", "ShardedOptimizer"))
+    # lmbench's NaiveDDP and its like do without DistributedDataParallel, which has buckets.
+    strategy = str(value_at(run, "config.trainer.strategy.class_path"))
+    is_ddp = run.communication.bucket_copy_bytes is not None or strategy.endswith("DDP")
     phases = ("data", "transfer", "forward") if is_ddp else ("data", "transfer")
     late = max(ranks, key=lambda rank: sum(rank.mean_s.get(phase, 0.0) for phase in phases))
     others = [rank.mean_s for rank in ranks if rank is not late]

@@ -20,7 +20,7 @@ from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Column, Line, Table, guard_lines, labelled, listed
 from lmbench.report.beside import endurance_lines, input_lines, owner_lines
 from lmbench.report.charts import steps_charts
-from lmbench.report.facts import choices_of
+from lmbench.report.facts import choices_of, strategy_of
 from lmbench.report.units import (
     GIB,
     MS,
@@ -88,6 +88,9 @@ def banner(run: RunRecord) -> list[Line]:
     accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
     compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
     processor = environment.device_name or "CPU"
+    if run.rank_count > 1:
+        # Ranks share a CPU.
+        processor = f"{run.rank_count} {'ranks on' if run.device_type == 'cpu' else 'x'} {processor}"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     length = f"{window.requested_steps or window.steps or 'all'} steps"
     length += f" and {window.requested_s:g} s" if window.requested_s else ""
@@ -127,7 +130,8 @@ def banner(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "device",
-            f"{run.rank_count} x {processor}" if run.rank_count > 1 else processor,
+            processor,
+            run.rank_count > 1 and strategy_of(run),
             power_w and f"power limit {whole(power_w)} W",
         ),
         *labelled("window", length, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),

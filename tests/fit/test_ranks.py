@@ -168,8 +168,8 @@ def test_a_rank_may_have_no_row_of_a_parameter():
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the_steps_of_a_window(capsys, printed):
-    words = ["--model=uneven.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp"]
-    code, run = fit(*words, "--measure.min_window_s=0.2")
+    # Lightning takes `ddp` where no strategy is named.
+    code, run = fit("--model=uneven.Uneven", "--model.deed=sleep", "--measure.min_window_s=0.2")
     (first, second), window = (rank.mean_s for rank in run.record.per_rank), run.record.window
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
     # The window opens once the ranks have a steady pace, and lasts as long as was asked for at this pace.
@@ -179,6 +179,7 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the
     capsys.readouterr()
     shown = printed("show", run.path)
     assert "mean of each rank in ms" in shown
+    assert re.search(r"^device +2 ranks on .*, ddp$", shown, re.M)
     assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in flat(shown)
 
 
@@ -230,6 +231,68 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
     waited = r"rank 0: (?!\[).*[Tt]ime.?.?out.*\(in gloo:all_reduce, number \d+ of its group, of 9 elements\)"
     assert re.fullmatch(rf"rank 1 hung in hang at .*uneven.py:\d+; {waited}", run.record.error.message)
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
+
+
+@cases("""
+- [deed, error]
+- [late hang, 'rank 1 hung in hang at .*uneven.py:\\d+; the other ranks had ended']
+- [late die, 'rank 1 was ended by SIGKILL, and the measurement with it']
+""")
+def test_a_rank_that_fails_after_the_measurement_ends_the_run_and_the_record_stays(deed, error, capfd):
+    words = ["--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp"]
+    code, run = fit(*words, "--measure.collective_timeout_s=1")
+    assert (code, run.outcome, re.fullmatch(error, run.record.error.message) is not None) == (1, "error", True)
+    assert capfd.readouterr().err.count(f"lmbench: {run.record.error.message}\n") == 1
+    milestones = run.record.milestones
+    assert milestones.first_step_s < milestones.window_opened_s < milestones.closed_s
+    assert (run.record.phases.step.n, len(run.record.per_rank)) == (run.record.window.steps, 2)
+
+
+@pytest.mark.parametrize("steps", [5, 100], ids=["in probe steps", "in the window"])
+def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(steps, capfd):
+    words = ["--model=uneven.Uneven", "--model.deed=run out", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
+    code, run = fit(*words, f"--measure.steps={steps}", "--measure.collective_timeout_s=2")
+    message = "rank 1: training ended after 12 steps, and other ranks go on: give every rank as many batches"
+    assert (code, run.record.error.message) == (2, message)
+    assert capfd.readouterr().err.count(f"lmbench: {message}\n") == 1
+    assert run.record.phases.step.n >= 5
+
+
+@cases("""
+- [deed, status, message]
+- [diverge, fail, "rank 1: 1 losses are nan or infinite, the first at step 9"]
+- [switch, warn, "rank 1: .*thread_count 1 -> 3.*"]
+""")
+def test_what_a_guard_finds_on_another_rank_alone_is_told(deed, status, message, capfd):
+    words = ["--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp"]
+    code, run = fit(*words, *WITHOUT_PROBES)
+    guards = [guard for guard in run.record.guards if re.fullmatch(message, guard.message)]
+    assert (code, [guard.status for guard in guards]) == (0, [status])
+    # The result, which is not printed here, has it, as it has the guards of a single rank.
+    assert "lmbench: rank" not in capfd.readouterr().err
+
+
+def test_a_summary_stays_that_of_all_steps_if_the_disk_is_full_and_then_a_rank_is_lost(small_disk):
+    small_disk(256)
+    words = ["--model=uneven.Uneven", "--model.deed=late die", "--trainer.strategy=ddp"]
+    code, run = fit(*words, "--measure.steps=150", *WITHOUT_PROBES)
+    window = run.record.window
+    assert (code, run.record.error.message.startswith("rank 1: No space left on device")) == (1, True)
+    assert (window.steps, run.record.phases.step.n, run.record.unwritten_step_count > 0) == (150, 150, True)
+    assert window.steps_sum_s == pytest.approx(window.wall_s, rel=0.05)
+
+
+def test_a_run_of_another_command_in_the_same_folder_stays_as_it_is(tmp_path, capfd):
+    assert fit(*TINY, *WITHOUT_PROBES, "--measure.run_id=other", "--trainer.strategy=ddp")[0] == 0
+    words = ["--model=uneven.Uneven", "--model.deed=find the folder taken", "--trainer.strategy=ddp"]
+    assert fit(*words)[0] == 2
+    (told,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("lmbench: "))
+    assert "run 'run' exists already" in told
+    other, run = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "results/other", tmp_path / "results/run")
+    )
+    assert run == other
 
 
 def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
