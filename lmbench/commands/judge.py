@@ -20,8 +20,8 @@ def judge(
 
     A and B are the sides of `compare --run`: configurations with options (small_bf16@model.attention=naive), or one
     configuration with two revisions, Pythons or values of a variable. The parts are speed (in rounds), trains the same
-    (by pairs of seeds), numerics, memory and plausible (clocks, inputs, weights, work). The last line of standard output
-    is the judgement as JSON. `lmbench guide agents` explains it.
+    (by pairs of seeds), numerics, memory and plausible (clocks, inputs, weights, work). The last line of standard
+    output is the judgement as JSON. `lmbench guide agents` explains it.
 
     exit codes: 0 same or faster and nothing speaks against it, 10 slower, 11 undecided, 12 refused: implausible, other
     training or incomparable, 2 usage

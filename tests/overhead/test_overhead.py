@@ -109,7 +109,7 @@ def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp
     results = []
     for arm in ("bare", "trainer"):
         measure = partial(leave_result, arm, str(tmp_path / arm), words)
-        ends, _ = run_ranks(tmp_path, 2, measure, measure)
+        ends, _ = run_ranks(tmp_path, 2, measure, measure, patience_s=100)
         assert [end.code for end in ends] == [0, 0]
         results.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=ArmWindow))
     assert losses(results[0]) == (results[1].first_loss, results[1].last_loss)
