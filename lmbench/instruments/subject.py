@@ -205,10 +205,12 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if isinstance(ids, torch.Tensor):
             return ids.numel()
+        if not embeds():
+            return None
         # Images and embedded rows are larger than the labels beside them, weights of a loss are not.
         tensors = [(t.numel(), t.dtype in _ID_DTYPES) for t in tensors_of(batch) if t.dtype is not torch.bool]
         count, are_ids = max(tensors, default=(0, False))
-        return count if are_ids and embeds() else None
+        return count if are_ids else None
 
     return count_ids
 
