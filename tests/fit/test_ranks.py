@@ -277,7 +277,8 @@ def test_a_summary_stays_that_of_all_steps_if_the_disk_is_full_and_then_a_rank_i
     words = ["--model=uneven.Uneven", "--model.deed=late die", "--trainer.strategy=ddp"]
     code, run = fit(*words, "--measure.steps=150", *WITHOUT_PROBES)
     window = run.record.window
-    assert (code, run.record.error.message.startswith("rank 1: No space left on device")) == (1, True)
+    # Both ranks meet the full disk, and either may be the one that is told.
+    assert (code, "No space left on device" in run.record.error.message) == (1, True)
     assert (window.steps, run.record.phases.step.n, run.record.unwritten_step_count > 0) == (150, 150, True)
     assert window.steps_sum_s == pytest.approx(window.wall_s, rel=0.05)
 
