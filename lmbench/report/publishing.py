@@ -21,7 +21,7 @@ from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line, Value
 from lmbench.report.facts import Facts, commit_text, environment_of
-from lmbench.report.frame import Frame, MeasuredCell
+from lmbench.report.frame import Frame, MeasuredCell, ReportedRun
 from lmbench.report.render import escaped, render
 from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
@@ -105,8 +105,13 @@ def _by_run(frame: Frame) -> Frame:
 
 def _stated(cell: MeasuredCell) -> Facts:
     """The facts of a cell with all versions, commits and hosts of its runs; several are separated by blanks."""
-    known = environment_of({**run.facts, "commit": _commits(run.record)} for run in cell.runs)
+    known = environment_of({**run.facts, "commit": _commits(run.record)} for run in _with_environment(cell.runs))
     return cell.facts | {name: " ".join(values) for name, values in known.items() if values}
+
+
+def _with_environment(runs: Iterable[ReportedRun]) -> list[ReportedRun]:
+    """The runs that came as far as their environment; one that was stopped before it claims nothing."""
+    return [run for run in runs if run.record.environment.versions.lmbench]
 
 
 def _commits(run: RunRecord) -> str:
@@ -128,7 +133,7 @@ def _is_committed(run: RunRecord) -> bool:
 
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     """What a reader of the files could object to."""
-    records = [run.record for section in sections for run in section.frame.runs]
+    records = [run.record for section in sections for run in _with_environment(section.frame.runs)]
     commits = sorted({*map(_commits, records)})
     if len(commits) > 1:
         yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")

@@ -162,6 +162,13 @@ def test_publish_objects_to_runs_of_two_commits_of_lmbench(tmp_path, printed):
     assert "runs of 2 commits: c0ffeec0f, decaf0dec; a page is of one" in text
 
 
+def test_publish_does_not_object_to_a_run_that_was_stopped_before_it_read_its_commit(tmp_path, printed):
+    code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
+    stopped = {"outcome": "interrupted", "environment": {}}
+    text = objections(tmp_path / "s", printed, {"32-true": {"environment.code": code}, "bf16-mixed": stopped})
+    assert "commit" not in text
+
+
 @pytest.mark.parametrize(("module", "is_committed"), [("lmbench.model.LanguageModel", True), ("mine.Model", False)])
 def test_a_folder_without_commits_is_an_objection_only_to_code_that_may_lie_there(
     module, is_committed, tmp_path, printed

@@ -56,7 +56,7 @@ def _has(row, heading, text):
     if match is None:
         return True
     value, std, is_ratio = match.groups()
-    in_brackets = re.search(r"\(([^()]*)\)$", heading)
+    in_brackets = re.search(r"\((?:± )?([^()]*)\)$", heading)
     unit = in_brackets[1] if in_brackets and in_brackets[1] in _UNITS else heading
     scale, ending = (1.0, "speedup") if is_ratio else _UNITS.get(unit, (1.0, ""))
     # A figure of each phase has the phase behind its unit: `phase_peak_allocated_bytes.forward`.
