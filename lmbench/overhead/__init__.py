@@ -119,11 +119,11 @@ def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> An
     machine = environment_text(environment, environment.device_name, with_code=True)
     turns = min(pair.turns for pair in pairs)
     how = f"in {turns} turns" if turns else "one after the other"
-    title = f"{rounds} rounds of {first.steps} steps (warm-up {pilot.window.warmup_steps}), each arm and bare {how}"
-    caption = "time a step, [95 % interval] of the mean over rounds"
+    of_rounds = f"{rounds}, of {first.steps} steps after {pilot.window.warmup_steps} of warm-up, each arm and bare {how}"
+    lines = [Line("rounds", of_rounds), *(Line(arm, ARMS[arm]) for arm in ("bare", *arms))]
     return Answer(
-        headline=[*banner(pilot), *labelled("measured", machine), *(Line(arm, ARMS[arm]) for arm in ("bare", *arms))],
-        tables=[Table("arms", title, columns, rows, caption)],
+        headline=[*banner(pilot), *labelled("measured", machine), *lines],
+        tables=[Table("arms", "Time a step", columns, rows, "mean over rounds, [95 % interval]")],
         notes=[Line("repeat", command, is_whole=True)],
         figures={"rounds": rounds, "steps": first.steps, "measurements": pairs, "run": pilot},
     )
