@@ -120,7 +120,10 @@ def overhead_answer(pilot: RunRecord, pairs: Sequence[Pair], command: str) -> An
     turns = min(pair.turns for pair in pairs)
     how = f"in {turns} turns" if turns else "one after the other"
     length = f"{first.steps} steps after {pilot.window.warmup_steps} of warm-up"
-    lines = [Line("rounds", f"{rounds}, of {length}, each arm and bare {how}"), *(Line(arm, ARMS[arm]) for arm in ("bare", *arms))]
+    lines = [
+        Line("rounds", f"{rounds}, of {length}, each arm and bare {how}"),
+        *(Line(arm, ARMS[arm]) for arm in ("bare", *arms)),
+    ]
     return Answer(
         headline=[*banner(pilot), *labelled("measured", machine), *lines],
         tables=[Table("arms", "Time a step", columns, rows, "mean over rounds, [95 % interval]")],
