@@ -312,9 +312,9 @@ class Execution:
             words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
             words += self.pace.window_options(job.repeat)
-            if job.repeat:
-                # Probe steps of the first round are enough.
-                words.append("--measure.probe_steps=0")
+        if job.repeat and (self.plan.file.sides or "measure.probe_steps" not in job.cell.options):
+            # Probe steps of the first process are enough, unless the file asks for them.
+            words.append("--measure.probe_steps=0")
         return [*words, f"--measure.results_dir={self.rows.runs}", f"--measure.run_id={job.name}"]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
 
@@ -101,6 +102,15 @@ def going_on_after(count, folder, process):
         return names if len(records) - len(names) >= count else []
 
     return wait_for(going_on, 120)[0]
+
+
+@pytest.mark.parametrize(("asked", "probe_steps"), [({}, [5, None]), ({"measure.probe_steps": 1}, [1, 1])])
+def test_later_repeats_take_no_probe_steps_unless_the_file_asks_for_them(asked, probe_steps, sweep, tmp_path):
+    base = {**yaml.safe_load(BASE)["base"], "measure.probe_steps": None, **asked}
+    base = {name: value for name, value in base.items() if value is not None}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"base": base, "modes": ["forward"], "repeats": 2}))
+    assert sweep(tmp_path / "study.yaml", "--results_dir", tmp_path) == 0
+    assert [run.record.probe.requested_steps for run in lmbench.load(tmp_path / "study")] == probe_steps
 
 
 def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tmp_path, capsys, printed):
