@@ -31,7 +31,7 @@ def search(where, limit, beyond="oom", predict=lambda cell, option: None, **cont
 
 @pytest.mark.parametrize("first", [1, 7, 64, 10_000])
 @pytest.mark.parametrize("border", [0, 1, 63, 64, 999, 1000])
-def test_the_border_is_found_from_any_start_and_soon_from_a_good_one(border, first):
+def test_the_border_is_found_to_a_hundredth_from_any_start_and_soon_from_a_good_one(border, first):
     fits = {}
 
     def try_value(value):
@@ -40,7 +40,7 @@ def test_the_border_is_found_from_any_start_and_soon_from_a_good_one(border, fir
         fits[value] = value <= border
         return fits[value]
 
-    assert seek(first, 1000, try_value) == (border or 1)
+    assert max(border, 1) * 0.99 <= seek(first, 1000, try_value) <= max(border, 1)
     assert len(fits) <= (2 if first == 64 and border in (63, 64) else 25)
 
 
