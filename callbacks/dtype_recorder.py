@@ -13,7 +13,7 @@ from lmbench.dtypes.answer import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
 from lmbench.errors import error_line
 from lmbench.instruments.compiling import is_compiled
-from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.training import loss_scale, loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
 from lmbench.records.examined import DtypeRecord
@@ -43,7 +43,7 @@ class DtypeRecorder(Observer):
     def prepare(self) -> None:
         #: The running step whose dtypes are noted; None at other times.
         self._step: StepDtypes | None = None
-        self._record = self.session.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
+        self._record = self.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.DTYPES:
@@ -71,8 +71,8 @@ class DtypeRecorder(Observer):
 
     def on_after_backward(self, *_: Any) -> None:
         if self._step is not None:
-            scaler = loss_scaler(self.trainer)
-            self._record.loss_scale = scaler.get_scale() if scaler is not None else None
+            if loss_scaler(self.trainer) is not None:
+                self._record.loss_scale = loss_scale(self.trainer)
             self._step.note_gradients()
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
@@ -86,7 +86,7 @@ class DtypeRecorder(Observer):
         self._step = None
         self.undo.close()
         try:
-            notes = step.fill_in(record, str(trainer.precision), str(self.session.run.mode), trainer.optimizers)
+            notes = step.fill_in(record, str(trainer.precision), str(self.run.mode), trainer.optimizers)
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except Exception as fault:
             # The window is complete, and its figures are worth keeping.

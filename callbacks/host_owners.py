@@ -91,4 +91,4 @@ class HostOwners(Observer):
 
     def _end(self, ledger: HostLedger, first_step: int) -> None:
         if steps := self.session.steps_done - first_step:
-            self.session.run.host_time = HostTime(steps, ledger.owned_times(steps))
+            self.run.host_time = HostTime(steps, ledger.owned_times(steps))

@@ -40,9 +40,9 @@ class KernelCapture(Observer):
         self.tool = tool
 
     def run_started(self) -> None:
-        self._profile = self.session.run.profile = self.session.run.profile or Profile()
+        self._profile = self.run.profile = self.run.profile or Profile()
         self._profile.tool, self._profile.steps = self.tool, 0
-        self._recording = Recording(self.module, self.session.device, self.tool)
+        self._recording = Recording(self.module, self.device, self.tool)
         # Also after an exception: the recording would go on in this process.
         self.undo.callback(self._stop)
         self._warm_up()

@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.autograd.profiler import record_function
 
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of
 from lmbench.device.history import History
 from lmbench.errors import check_at_least
 from lmbench.instruments.compiling import is_compiled
@@ -53,7 +52,7 @@ class MemoryHistory(Observer):
     def prepare(self) -> None:
         self._history: History | None = None
         self._is_window = False
-        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0)
+        self._record = self.run.memory_history = MemoryHistoryRecord(steps=0)
 
     def run_started(self) -> None:
         self._begin()
@@ -65,8 +64,7 @@ class MemoryHistory(Observer):
 
     def _begin(self) -> None:
         """Start a history, if this device and rank can have one."""
-        device, module = self.session.device, self.module
-        history = device_of(device).history()
+        device, module, history = self.session.device, self.module, self.device.history()
         if history is None:
             self._record.reason = f"PyTorch keeps no history of an allocator on a {device.type.upper()}"
             return
@@ -84,7 +82,7 @@ class MemoryHistory(Observer):
         self.undo.callback(self._ranges.end)
         # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
         # is compiled. Only runs of lmbench's own record that (`compile.is_enabled`).
-        is_eager = self.session.run.compile.is_enabled is False and not is_compiled(module)
+        is_eager = self.run.compile.is_enabled is False and not is_compiled(module)
         if self._is_window or is_eager:
             self._ledger.watch()
             self.undo.callback(ModuleRanges(module, None).remove)

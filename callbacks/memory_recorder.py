@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
+import psutil
+
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of
-from lmbench.instruments.host import MemoryReader, peak_rss_bytes
+from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.keepers import CollectorWatch, GrowingContainers, garbage_bytes
 from lmbench.instruments.window import AllocatorPeaks, ProbeKind
 from lmbench.memory.recording import held_by
@@ -15,6 +17,9 @@ from lmbench.records.field import PerPhase
 from lmbench.records.measured import RefusedAllocation
 from lmbench.records.trends import growth_of
 from lmbench.records.vocabulary import PHASES, Stage
+
+#: Seconds between two readings of the memory in the window: a reading takes some 30 us of the host.
+_READING_INTERVAL_S = 0.05
 
 
 class MemoryRecorder(Observer):
@@ -43,32 +48,31 @@ class MemoryRecorder(Observer):
     """
 
     def prepare(self) -> None:
-        device = device_of(self.session.device)
         # The allocator calls this before the exception unwinds the stack and frees tensors.
-        device.watch_refusals(self._record_refusal)
-        self._counters = device.counters
-        self._peaks = AllocatorPeaks(self.session.device)
+        self.device.watch_refusals(self._record_refusal)
+        self._counters = self.device.counters
+        self._peaks = AllocatorPeaks(self.device)
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
         self._growing: GrowingContainers | None = None
 
     def run_started(self) -> None:
-        self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
+        self.run.memory.host_peak_rss_bytes = peak_rss_bytes()
         if self._counters is not None:
-            self.session.run.memory.initial_allocated_bytes = self._counters.memory_allocated(self.session.device)
+            self.run.memory.initial_allocated_bytes = self._counters.memory_allocated(self.session.device)
         self._record_answer("expected_saved_bytes", "expected_saved_bytes")
 
     def _record_answer(self, method: str, field: str) -> None:
         """Record how many bytes the module says it saves for the backward pass."""
         answer = getattr(self.module, method, None)
         if callable(answer) and self.module.training:
-            setattr(self.session.run.memory, field, answer())
+            setattr(self.run.memory, field, answer())
 
     def before_window(self) -> None:
         self._peaks.begin_window()
-        self._reader = MemoryReader(self.session.device)
+        self._process, self._reading_due_s = psutil.Process(), 0.0
 
     def window_opened(self) -> None:
-        CollectorWatch(self.session.run.collector, self._collected, self.undo)
+        CollectorWatch(self.run.collector, self._collected, self.undo)
 
     def _collected(self, seconds: float) -> None:
         step = self.session.step
@@ -76,7 +80,7 @@ class MemoryRecorder(Observer):
 
     def window_closed(self) -> None:
         self.undo.close()
-        self._peaks.end_window(self.session.run.memory)
+        self._peaks.end_window(self.run.memory)
         # The window's garbage is still there, and older objects are frozen.
         self._garbage_bytes = 0 if self.session.only_watches else garbage_bytes()
 
@@ -88,7 +92,7 @@ class MemoryRecorder(Observer):
         if not steps or self._growth <= leak_limit(len(steps)):
             return
         if self._garbage_bytes > 0.5 * self._growth * len(steps):
-            self.session.run.memory.keeper = "reference cycles, which Python's collector frees: it is off in the window"
+            self.run.memory.keeper = "reference cycles, which Python's collector frees: it is off in the window"
         else:
             self._growing, self._growing_since = GrowingContainers(), self.session.steps_done
 
@@ -101,32 +105,43 @@ class MemoryRecorder(Observer):
             self.session.track.listen(self._border, self.undo)
 
     def step_ended(self) -> None:
-        if self.session.stage is Stage.WINDOW:
-            self._reader.read(self.session.step)
+        if self.session.stage is Stage.WINDOW and time.monotonic() >= self._reading_due_s:
+            self._read_memory()
         if self.session.probe_kind is ProbeKind.MEMORY and self._counters is not None:
             self._end_phase()
+
+    def _read_memory(self) -> None:
+        """Note the memory of this process alone, and what the caching allocator has reserved, in the running step."""
+        self._reading_due_s = time.monotonic() + _READING_INTERVAL_S
+        # Resident less shared memory: pages of files and of a loader's tensors come and go with the page cache.
+        memory = self._process.memory_info()
+        self.session.step.host_bytes = memory.rss - memory.shared
+        if self._counters is not None:
+            # `memory_reserved` would flatten and sort a hundred counters to return one.
+            counters = self._counters.memory_stats_as_nested_dict(self.session.device)
+            self.session.step.reserved_bytes = counters["reserved_bytes"]["all"]["current"]
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.MEMORY:
             return
         self._record_answer("count_saved_bytes", "saved_bytes")
         if self._counters is not None:
-            memory = self.session.run.memory
+            memory = self.run.memory
             self.undo.close()
             memory.phase_peak_allocated_bytes = PerPhase(**self._phase_peaks)
             memory.phase_begin_allocated_bytes = PerPhase(**self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
         if exception is not None:
-            self._peaks.end_run(self.session.run.memory)
+            self._peaks.end_run(self.run.memory)
         elif self._growing is not None:
             steps = self.session.steps_done - self._growing_since
-            self.session.run.memory.keeper = self._growing.keeper(steps, self._growth)
+            self.run.memory.keeper = self._growing.keeper(steps, self._growth)
 
     def _record_refusal(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
         held = held_by(self.module, self.trainer.optimizers, self.session.device.type)
         allocated, reserved = self._counters.memory_allocated(device), self._counters.memory_reserved(device)
-        self.session.run.memory.refused = RefusedAllocation(
+        self.run.memory.refused = RefusedAllocation(
             self.session.track.current, requested_bytes, allocated, reserved, device_free_bytes, *held,
             rest_bytes=max(0, allocated - sum(held)),
         )  # fmt: skip

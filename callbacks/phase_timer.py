@@ -13,11 +13,10 @@ import torch
 
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.scalars import ScalarRing
 from lmbench.instruments.timeline import HOST_BOUND_LAG_S, ProbeMarks, Step, Timeline, lag_verdicts
-from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.training import loss_scale, loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.field import mean_of
@@ -89,13 +88,12 @@ class PhaseTimer(Observer):
         self.session.timer = self
 
     def run_started(self) -> None:
-        device = self.session.device
-        clock = device_of(device).clock(self.clock)
-        self.session.run.clock = clock.name
-        self._ring = ScalarRing(device)
+        clock = self.device.clock(self.clock)
+        self.run.clock = clock.name
+        self._ring = ScalarRing(self.device)
         self._scaler = loss_scaler(self.trainer)
         # The first step counts as skipped if it lowers this scale.
-        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
+        self._scale = loss_scale(self.trainer)
         self._timeline = Timeline(clock)
         self._is_running = True
         self._restart()
@@ -113,7 +111,7 @@ class PhaseTimer(Observer):
         if self._is_running:
             if exception is None:
                 # Training may have ended before the window opened.
-                synchronize(self.session.device)
+                self.device.synchronize()
             self._deliver()
 
     # the session's events
@@ -160,7 +158,7 @@ class PhaseTimer(Observer):
             window = self.session.window_records
             self._window_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
-            synchronize(self.session.device)
+            self.device.synchronize()
             self._restart()
             self._settling_from, self._settling_since_s = self.session.steps_done, time.monotonic()
         elif kind is ProbeKind.LAG:
@@ -188,10 +186,10 @@ class PhaseTimer(Observer):
         if kind is not ProbeKind.LAG:
             return
         self._marks.close()
-        synchronize(self.session.device)
+        self.device.synchronize()
         steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
         steps = steps[-self.session.schedule.probe_steps :]
-        probe = self.session.run.probe
+        probe = self.run.probe
         probe.steps = len(steps)
         probe.marked_modules = self._marks.count
         probe.verdicts = lag_verdicts(steps)
@@ -230,7 +228,7 @@ class PhaseTimer(Observer):
         # GradScaler lowers its scale exactly when it found an infinity and skipped the update.
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
         # Without a loss, Lightning skips the backward pass too.
-        is_due = self.module.automatic_optimization and self.session.run.mode in BACKWARD_MODES
+        is_due = self.module.automatic_optimization and self.run.mode in BACKWARD_MODES
         record.is_skipped = scale < self._scale or (is_due and record.backward_s is None)
         self._scale = scale
         return record

@@ -112,7 +112,7 @@ class RunRecorder(Observer):
 
     def prepare(self) -> None:
         self._session = self.session
-        trainer, run = self.trainer, self.session.run
+        trainer, run = self.trainer, self.run
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
                 self.session.attach(kind())

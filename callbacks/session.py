@@ -69,6 +69,8 @@ class MeasurementSession(LeanCallback):
         schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
     """
 
+    device: torch.device
+
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule or Schedule()
         self._trainer: Any = None
@@ -93,7 +95,6 @@ class MeasurementSession(LeanCallback):
         self.steps_done = self._steps_before_epoch = 0
         self.window_steps = 0
 
-        self.device = torch.device("cpu")
         #: Folder for files of the run; a RunRecorder replaces it by the result folder.
         self.folder = Path()
         #: The run's PhaseTimer, which puts itself here.

@@ -10,7 +10,6 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.subject import count_flops, note_peak, padding_of, token_counter
@@ -56,7 +55,7 @@ class ThroughputMeter(Observer):
         self._padded = self._seen = 0
 
     def run_started(self) -> None:
-        self._sensor = device_of(self.session.device).sensor()
+        self._sensor = self.device.sensor()
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         # There is no batch where the module's step takes the data iterator.
@@ -82,7 +81,7 @@ class ThroughputMeter(Observer):
         # All steps are done, so running the module's step once more disturbs no measurement.
         stage = self.trainer.state.fn
         if exception is None and self._samples and stage is not None:
-            run = self.session.run
+            run = self.run
             # Longer sequences take more FLOPs a token: count on the batch that is nearest to the window's mean.
             batches = (run.window.steps or 1) * (run.window.micro_batches or 1)
             tokens = min(self._samples, key=lambda count: abs(count * batches - (run.window.tokens or 0)))
@@ -93,7 +92,7 @@ class ThroughputMeter(Observer):
     def before_window(self) -> None:
         if self._seen:
             # By tokens: of batches of different lengths, the long ones have more padding.
-            self.session.run.data.padding_fraction = self._padded / self._seen
+            self.run.data.padding_fraction = self._padded / self._seen
         self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()
         self._reading_due_s = time.monotonic() + READING_INTERVAL_S
@@ -109,7 +108,7 @@ class ThroughputMeter(Observer):
             self._tokens += self.session.step.tokens or 0
 
     def window_closed(self) -> None:
-        run = self.session.run
+        run = self.run
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
         if not self._tokens:

@@ -14,7 +14,7 @@ from lmbench.instruments.subject import token_counter
 from lmbench.instruments.training import (
     fingerprints,
     is_same_batch,
-    loss_scaler,
+    loss_scale,
     norms,
     note_gradients,
     total_norm,
@@ -90,7 +90,7 @@ class TrainingCheck(Observer):
         self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
         self._batch_count = self._backward_count = 0
-        self._facts = self.session.run.probe.training = TrainingFacts()
+        self._facts = self.run.probe.training = TrainingFacts()
 
     def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         if self._is_probing:
@@ -138,16 +138,12 @@ class TrainingCheck(Observer):
         self._check(checked, optimizer)
         self._stepped |= {name for name in checked if self._gradient_norms.get(name)}
         if not self._before:
-            self._scale = self._loss_scale()
+            self._scale = loss_scale(trainer)
         self._before |= fingerprints({name: p.detach() for name, p in checked.items() if p.grad is not None})
-
-    def _loss_scale(self) -> float:
-        scaler = loss_scaler(self.trainer)
-        return scaler.get_scale() if scaler else 1.0
 
     def _remaining_scale(self, optimizer: Optimizer | None) -> float:
         """The loss scale that gradients still have: at an optimizer's step only a fused one has not removed it."""
-        return self._loss_scale() if optimizer is None or unscales_itself(optimizer) else 1.0
+        return loss_scale(self.trainer) if optimizer is None or unscales_itself(optimizer) else 1.0
 
     def _record_warmup_norm(self, optimizer: Optimizer | None = None) -> None:
         """Record the gradient norm in the last warm-up step; the step's last call covers all micro-batches."""
@@ -179,7 +175,7 @@ class TrainingCheck(Observer):
             after = fingerprints({name: self._trainable[name].detach() for name in self._before})
             facts.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-            facts.is_skipped = not has_loss or self._loss_scale() < self._scale
+            facts.is_skipped = not has_loss or loss_scale(self.trainer) < self._scale
         if self._first is not None:
             self._keep_worse(self._first)
             return
@@ -207,7 +203,7 @@ class TrainingCheck(Observer):
             for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
                 setattr(self._facts, name, getattr(first, name))
         else:
-            self.session.run.probe.training = first
+            self.run.probe.training = first
 
     def probe_ended(self, kind: ProbeKind) -> None:
         self.listen(False)

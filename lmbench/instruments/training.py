@@ -26,6 +26,12 @@ def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     return scaler
 
 
+def loss_scale(trainer: Trainer) -> float:
+    """The factor by which losses are multiplied now, 1 in a precision without one. Waits for the device."""
+    scaler = loss_scaler(trainer)
+    return 1.0 if scaler is None else scaler.get_scale()
+
+
 def logged_values(trainer: Any, taken: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and values that `self.log` has kept since the last call, as tensors on their device.
 

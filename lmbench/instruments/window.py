@@ -16,10 +16,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch.distributed import all_gather_object, get_world_size
 
-from lmbench.device import device_of
+from lmbench.device import Device
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.records.measured import Memory
@@ -146,12 +145,11 @@ class AllocatorPeaks:
     only `host_peak_rss_bytes` is known.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._counters = device_of(device).counters
+    def __init__(self, device: Device) -> None:
+        self.device, self._counters = device.device, device.counters
         self._run = (0, 0)
         if self._counters is not None:
-            self._counters.reset_peak_memory_stats(device)
+            self._counters.reset_peak_memory_stats(self.device)
             self._retries_before = self._retry_count()
 
     def _read(self) -> tuple[int, int]:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lmbench.device import device_of
+from lmbench.device import Device
 from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.names import NAMES
@@ -48,9 +48,9 @@ class Recording:
         tool: `torch` records a trace; `nsys` only sets ranges, and the marks between which Nsight Systems records.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, tool: Tool) -> None:
+    def __init__(self, module: nn.Module, device: Device, tool: Tool) -> None:
         self.steps = 0
-        self._module, self._device, self._tool = module, device_of(device), tool
+        self._module, self._device, self._tool = module, device, tool
         self.ranges = StepRanges(self._device.markers)
         self._capture = self._device.capture if tool == "nsys" else None
         self._modules: ModuleRanges | None = None
