@@ -42,7 +42,7 @@ class KernelCapture(Observer):
     def run_started(self) -> None:
         self._profile = self.run.profile = self.run.profile or Profile()
         self._profile.tool, self._profile.steps = self.tool, 0
-        self._recording = Recording(self.module, self.device, self.tool)
+        self._recording = Recording(self.module, self.device, self.session.track, self.tool)
         # Also after an exception: the recording would go on in this process.
         self.undo.callback(self._stop)
         self._warm_up()
@@ -53,7 +53,7 @@ class KernelCapture(Observer):
         elif self._recording.ranges.is_in_step:
             self._recording.end_step()
             if self._recording.steps < self.steps:
-                self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
+                self._recording.ranges.begin(self.session.steps_done)
             elif self.session.only_watches:
                 # This window lasts until training ends. Stopping waits for the device, so stop between two steps.
                 self.undo.close()
@@ -66,8 +66,8 @@ class KernelCapture(Observer):
     def window_opened(self) -> None:
         self._profile.first_step = self.session.steps_done
         self._recording.start()
-        self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listen(self._recording.ranges.border, self.undo)
+        self._recording.ranges.begin(self.session.steps_done)
+        self._recording.ranges.follow(self.undo)
 
     def window_closed(self) -> None:
         self.undo.close()

@@ -82,7 +82,7 @@ class PhaseTimer(Observer):
     def prepare(self) -> None:
         self.records = self.session.records
         self._is_running = False
-        self._losses: list[int] = []
+        self._losses = list[int]()
         if self.session.timer not in (None, self):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
         self.session.timer = self

@@ -33,13 +33,13 @@ from lmbench.instruments.ending import (
     Ending,
     definition_of_step,
     failed,
-    failed_collective,
     frame_location,
     interrupted,
     is_usage_error,
     judge,
 )
 from lmbench.instruments.environment import capture_environment, torch_flags
+from lmbench.instruments.flight_recorder import failed_collective
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
 from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received

@@ -77,7 +77,7 @@ class MeasurementSession(LeanCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self.observers: list[Events] = []
+        self.observers = list[Events]()
         self.track = PhaseTrack()
         self.stage = Stage.WARMUP
         self.probe_kind: ProbeKind | None = None
@@ -101,7 +101,7 @@ class MeasurementSession(LeanCallback):
         self.timer: Any = None
         self._has_started = False
         #: Callbacks that are removed from the Trainer when the run is over.
-        self._attached: list[Callback] = []
+        self._attached = list[Callback]()
         self._bypass, self._collector, self._undo = ExitStack(), ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
@@ -109,18 +109,18 @@ class MeasurementSession(LeanCallback):
 
         self._optimizer_steps_seen = 0
         #: By event of each step the methods of the observers that define it.
-        self._hearers: dict[str, list[Callable[..., None]]] = {}
+        self._hearers = dict[str, list[Callable[..., None]]]()
         #: Logged scalars of the running step, by name and source.
-        self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
+        self.scalars = dict[tuple[str, Hashable], torch.Tensor | float]()
         #: The values that `self.log` kept last.
-        self._logged: dict[str, torch.Tensor] = {}
+        self._logged = dict[str, torch.Tensor]()
         #: The kinds of the probe steps after the running one.
-        self.probes_left: list[ProbeKind] = []
+        self.probes_left = list[ProbeKind]()
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._last_batch = 0
         #: When rounds of the warm-up began whose pace several ranks watch.
-        self._rounds_ns: list[int] = []
+        self._rounds_ns = list[int]()
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:

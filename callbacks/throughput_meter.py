@@ -50,7 +50,7 @@ class ThroughputMeter(Observer):
         self._count_tokens = token_counter(self.module, self.trainer.datamodule)  # type: ignore[attr-defined]
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
         #: Batches of different numbers of tokens, by these, to count FLOPs on.
-        self._samples: dict[int, Any] = {}
+        self._samples = dict[int, Any]()
         #: Padding, and all tokens, of the warm-up's batches.
         self._padded = self._seen = 0
 

@@ -85,10 +85,10 @@ class TrainingCheck(Observer):
     def _begin(self) -> None:
         # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
         self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self._gradient_norms: dict[str, float] = {}
+        self._gradient_norms = dict[str, float]()
         #: Parameters as they were before their optimizer stepped.
-        self._before: dict[str, tuple[float, float]] = {}
-        self._stepped: set[str] = set()
+        self._before = dict[str, tuple[float, float]]()
+        self._stepped = set[str]()
         self._batch_count = self._backward_count = 0
         self._facts = self.run.probe.training = TrainingFacts()
 

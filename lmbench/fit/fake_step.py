@@ -103,7 +103,7 @@ def without_masks(is_unpadded: bool) -> Iterator[None]:
 
 def leave_meta(module: nn.Module) -> None:
     """Give parameters on `meta` to the device: transformers leaves the bias of a tied head there, on fake tensors."""
-    moved: dict[int, nn.Parameter] = {}
+    moved = dict[int, nn.Parameter]()
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if parameter.device.type == "meta" and not is_lazy(parameter):
@@ -138,11 +138,11 @@ class StepWatch(LeanCallback):
         self.blocks, self.borders, self.steady_from = blocks, BlockBorders(), 0
         self.is_unpadded = False
         self._data, self._patches, self._needs_borders = data, patches, needs_borders
-        self._stepped: set[int] = set()
+        self._stepped = set[int]()
         self._step_count, self._state_bytes = 0, 0
         self._tracker, self._compile_options = tracker, compile_options
-        self._last_block: set[int] = set()
-        self._awaited: set[int] = set()
+        self._last_block = set[int]()
+        self._awaited = set[int]()
         track.listen(self._enter_phase, patches)
 
     def _enter_phase(self, phase: str) -> None:

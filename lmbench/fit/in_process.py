@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import ShapeData, TokenData
-from lmbench.errors import ExitCode, UsageError, unknown
+from lmbench.errors import ExitCode, UsageError, check_known
 from lmbench.files import ScratchFolder
 from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
@@ -223,8 +223,7 @@ def _groups(instrument: str, flags: Values) -> Values:
     Raises:
         UsageError: there is no such instrument, or a flag of the Trainer is of a measurement that is not made here.
     """
-    if instrument not in PASS:
-        raise unknown("instrument", str(instrument), PASS)
+    check_known("instrument", instrument, PASS)
     if isinstance(flags["compile"], Mapping):
         flags["compile"] = settings_of("compile", CompileOptions, **flags["compile"])
     check_limits(flags)

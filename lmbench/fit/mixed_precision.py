@@ -80,7 +80,7 @@ class Fp8Precision(RepairedMixedPrecision):
         super().__init__("bf16-mixed", device)
         self.precision = cast(Any, name)
         self.layers: Fp8Layers | None = None
-        self._originals: dict[str, nn.Linear] = {}
+        self._originals = dict[str, nn.Linear]()
         self._settings = ExitStack()
         try:
             self._torchao = version("torchao")

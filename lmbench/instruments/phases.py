@@ -46,13 +46,13 @@ class PhaseTrack:
 
     def __init__(self, has_scaler: bool = False, clips: bool = True, is_manual: bool = False) -> None:
         self.has_scaler, self.clips, self.is_manual = has_scaler, clips, is_manual
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners = list[Callable[[str], None]]()
         #: Phases whose time counts as `other`.
         self._hidden: set[str] = {"forward", "clip", "zero_grad"} if is_manual else set()
         if is_manual and has_scaler:
             self._hidden.add("optimizer")
         #: Phases that manual optimization has begun through Lightning.
-        self._announced: set[str] = set()
+        self._announced = set[str]()
         self._stack = ["other"]
         self.current = "other"
         #: Whether a training validates, which takes all time but that of checkpoints.
@@ -220,7 +220,7 @@ class BorderProfiler(Profiler):
         super().__init__()
         self.inner, self.track = inner, track
         self._handlers = track.handlers()
-        self._scopes: dict[str, AbstractContextManager[None]] = {}
+        self._scopes = dict[str, AbstractContextManager[None]]()
         if isinstance(inner, PassThroughProfiler):
             # Without a profiler of the user's, an action costs a look-up and no generator.
             self.profile = self.scope  # type: ignore[method-assign,assignment]

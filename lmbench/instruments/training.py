@@ -82,7 +82,7 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     dtypes = {value.dtype for value in values}
     dtype = None if torch.float64 in dtypes or dtypes == {torch.float32} else torch.float32
     # PyTorch mixes neither devices nor sharded tensors with others.
-    groups: dict[Any, list[torch.Tensor]] = {}
+    groups = dict[Any, list[torch.Tensor]]()
     for value in values:
         groups.setdefault((value.device, getattr(value, "device_mesh", None)), []).append(value)
     norms_of_groups: list[torch.Tensor] = [
