@@ -68,8 +68,7 @@ class CommunicationProbe(Observer):
         facts.sigterm_check_s = self._checked_s / max(self.session.window_steps, 1)
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
-            gradients = [p for p in model.parameters() if p.requires_grad]
-            copied_bytes = sum(p.numel() * p.element_size() for p in gradients)
+            copied_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
             facts.bucket_copy_bytes = 0 if model.gradient_as_bucket_view else copied_bytes
             facts.bucket_split_count = bucket_split_count()
 

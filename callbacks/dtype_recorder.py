@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.tensor_witness import TensorWitness
 from lmbench.dtypes.answer import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
@@ -58,7 +58,7 @@ class DtypeRecorder(TensorWitness):
         self.undo.callback(step.stop)
         self.session.track.listen(step.border, self.undo)
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         if self.notes is not None:
             self.notes.note_loss(outputs.get("loss"))
 

@@ -6,7 +6,7 @@ import math
 import time
 import timeit
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError, error_line
 from lmbench.instruments.host import host_state, read_host
@@ -72,7 +73,7 @@ class LoaderProbe(Observer):
         elif not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
             self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         # In the window, and in the steps that look at memory, a batch that is kept would raise the peak.
         if self.session.probe_kind is ProbeKind.TRAINING:
             self._batch = batch
@@ -99,19 +100,20 @@ class LoaderProbe(Observer):
         self.device.synchronize()
         cpu_s, ended = time.process_time() - self._began_cpu_s, read_host()
         step_s = (ended.read_at_s - self._began.read_at_s) / steps
-        facts, batches = self._facts, steps * self._micro_batches
+        facts, micro_batches = self._facts, self._micro_batches
         if kind is ProbeKind.FED:
             facts.fixed_step_s = step_s if facts.fix else None
             return
         others = host_state(self._began, ended).other_cpu_fraction or 0.0
         # Others that take all cores give some away to whoever asks.
         free_cores = ended.cores * max(1 - others, 0.1)
-        self._alone.append(ModelAlone(step_s * steps / batches, cpu_s / batches, free_cores, ended.cores))
+        batch_s, batch_cpu_s = step_s / micro_batches, cpu_s / (steps * micro_batches)
+        self._alone.append(ModelAlone(batch_s, batch_cpu_s, free_cores, ended.cores))
         facts.resident_step_s = facts.resident_step_s or step_s
         if facts.fix and self._made is not None:
             models = map(self._with_copy, self._alone)
             predictions = [predicted_batch_s(self._made, model, *self._choice) for model in models]
-            steps_s = [batch_s * batches / steps for batch_s in chain(*predictions)]
+            steps_s = [micro_batches * batch_s for batch_s in chain(*predictions)]
             facts.predicted_step_s = fmean(steps_s)
             facts.predicted_interval = [(1 - BAND) * min(steps_s), (1 + BAND) * max(steps_s)]
 

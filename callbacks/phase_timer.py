@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
 import torch
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
@@ -102,7 +102,7 @@ class PhaseTimer(Observer):
             # Behind all other observers, so that it logs complete facts.
             self.session.attach(LoggerSink())
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         loss = outputs.get("loss")
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             self._losses.append(self._ring.put(loss))

@@ -27,6 +27,7 @@ from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.session import MeasurementSession
+from lmbench.code_owners import is_own_object
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COMPLETE,
@@ -159,7 +160,6 @@ class RunRecorder(Observer):
         run.window.changed_flags = [f"{name} {before[name]} -> {after[name]}" for name in changed]
         environment.flags, run.matmul_precision = flags, torch.get_float32_matmul_precision()
         run.model.trainable_parameter_count = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-        note_peak(run)
 
     def between_steps(self) -> None:
         # Raise once more: a bare `except` or a destructor can swallow the exception that the signal raised.
@@ -167,6 +167,8 @@ class RunRecorder(Observer):
             interrupt(signum)
 
     def run_closing(self, exception: BaseException | None) -> None:
+        # The precision of products may have changed, and FLOPs may have been counted.
+        note_peak(self.run)
         check_again = getattr(self.module, "check_again", None)
         if exception is None and callable(check_again):
             refused = self.run.memory.refused
@@ -277,7 +279,7 @@ class RunRecorder(Observer):
             if self.run.is_set_up:
                 phase = str(getattr(exception, "lmbench_phase", self._session.track.current))
             subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
-            is_lmbench_subject = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
+            is_lmbench_subject = all(map(is_own_object, subjects))
             # Only an attention function of the user is checked.
             is_lmbench_subject &= self.run.model.attention_check is None
         ending = judge(exception, phase, is_lmbench_subject)

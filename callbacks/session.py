@@ -303,13 +303,13 @@ class MeasurementSession(LeanCallback):
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._start(trainer)
-        elif not trainer.sanity_checking:
+        else:
             self.track.set_validating(True)
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._finish()
-        elif not trainer.sanity_checking:
+        else:
             self.track.set_validating(False)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.subject import count_flops, note_peak, padding_of, token_counter
+from lmbench.instruments.subject import count_flops, padding_of, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
@@ -57,7 +57,7 @@ class ThroughputMeter(Observer):
     def run_started(self) -> None:
         self._sensor = self.device.sensor()
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         # There is no batch where the module's step takes the data iterator.
         tokens = None if batch is None else self._count_tokens(batch)
         if tokens is not None:
@@ -87,7 +87,6 @@ class ThroughputMeter(Observer):
             tokens = min(self._samples, key=lambda count: abs(count * batches - (run.window.tokens or 0)))
             batch = move_data_to_device(self._samples[tokens], self.session.device)
             count_flops(run.flops, self.module, str(run.mode), stage.value, batch, tokens)
-            note_peak(run)
 
     def before_window(self) -> None:
         if self._seen:

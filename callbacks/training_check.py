@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
 from torch.optim import Optimizer
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.subject import token_counter
 from lmbench.instruments.training import (
@@ -17,6 +17,7 @@ from lmbench.instruments.training import (
     loss_scale,
     norms,
     note_gradients,
+    parameters_of,
     total_norm,
     try_batch,
     unscales_itself,
@@ -92,7 +93,7 @@ class TrainingCheck(Observer):
         self._batch_count = self._backward_count = 0
         self._facts = self.run.probe.training = TrainingFacts()
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         if self._is_probing:
             self._batch_count += 1
         if self._earlier_batch is not None and self._is_probing and self._first is None:
@@ -133,7 +134,8 @@ class TrainingCheck(Observer):
             self._record_warmup_norm(optimizer)
             return
         # Check parameters of this optimizer, and those of none, which never move: the check is there to find them.
-        others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
+        others = {id(p) for o in trainer.optimizers for p in parameters_of(o)}
+        others -= {id(p) for p in parameters_of(optimizer)}
         checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
         self._check(checked, optimizer)
         self._stepped |= {name for name in checked if self._gradient_norms.get(name)}
@@ -207,7 +209,3 @@ class TrainingCheck(Observer):
 
     def probe_ended(self, kind: ProbeKind) -> None:
         self.listen(False)
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.events import LeanCallback
+from lmbench.code_owners import is_own_object
 from lmbench.errors import UsageError
 from lmbench.fit.trainer import as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
@@ -250,9 +251,7 @@ def callbacks_with_memory(callbacks: Any) -> list[Callback]:
     """
     without = Checkpoint | ProgressBar | ModelSummary | LearningRateMonitor | DeviceStatsMonitor
     return [
-        callback
-        for callback in as_list(callbacks)
-        if not isinstance(callback, without) and not type(callback).__module__.startswith("lmbench.")
+        callback for callback in as_list(callbacks) if not isinstance(callback, without) and not is_own_object(callback)
     ]
 
 
@@ -359,7 +358,7 @@ class _Buckets:
 
     def __init__(self, module: Any, tracker: Tracker, rebuilds: bool) -> None:
         self._reducer, self._tracker = module.reducer, tracker
-        self._gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        self._gradient_bytes = sum(p.nbytes for p in module.parameters() if p.requires_grad)
         self._is_rebuilt = not rebuilds
         self._has_reduced = False
         self._first_buckets: Allocation | None = None

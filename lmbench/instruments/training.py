@@ -113,6 +113,11 @@ def _of_all_ranks(number: torch.Tensor) -> torch.Tensor:
     return number.full_tensor() if isinstance(number, DTensor) else number
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters of all of an optimizer's groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer removes the fp16 loss scale from gradients only inside its step, as fused ones do."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

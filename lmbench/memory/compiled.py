@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from lmbench.instruments.compiling import framed
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
 
 # Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
@@ -61,10 +62,7 @@ def simulate_compiled(targets: Iterable[nn.Module], tracker: Tracker) -> None:
 
 
 def _simulated(forward: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    compiled = torch.compile(call, backend=backend, dynamic=False)
+    compiled = torch.compile(framed(forward), backend=backend, dynamic=False)
 
     def simulated(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
