@@ -53,12 +53,12 @@ class MemoryHistory(TensorWitness):
         self._begin()
 
     def window_opened(self) -> None:
-        self._end()
         self._is_window = True
         self._begin()
 
     def _begin(self) -> None:
-        """Start a history, if this device and rank can have one."""
+        """Start a history in place of the running one, if this device and rank can have one."""
+        self._end()
         device, module, history = self.session.device, self.module, self.device.history()
         if history is None:
             self._record.reason = f"PyTorch keeps no history of an allocator on a {device.type.upper()}"
@@ -88,7 +88,6 @@ class MemoryHistory(TensorWitness):
         if self.notes is None:
             return
         if not self._is_window:
-            self._end()
             self._begin()
             return
         self.notes.note_state(self.trainer.optimizers)

@@ -423,7 +423,17 @@ class RunRecorder(Observer):
             return failed("OSError", message, "recording")
         if profile is not None and profile.trace_error:
             return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
-        return self._without_loss() or self._complete_ending()
+        window = self.run.window
+        if not window.steps or window.skipped_count != window.steps:
+            return self._complete_ending()
+        # Each step of the window was skipped, so that it has no step time.
+        if self._session is None or self._session.track.has_scaler:
+            return Ending("ok", ExitCode.GUARD_FAILED)
+        message = "training_step returned no loss in any step of the window: nothing was trained or timed"
+        ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
+        assert ending.error is not None
+        ending.error.location = frame_location(definition_of_step(self.module))
+        return ending
 
     def _summarize(self) -> Ending | None:
         """Summarize the steps in the record; returns the ending if that fails, after printing the traceback."""
@@ -433,19 +443,6 @@ class RunRecorder(Observer):
             traceback.print_exc()
             return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
         return None
-
-    def _without_loss(self) -> Ending | None:
-        """The ending of a run whose window has no step time, since each of its steps was skipped; None for others."""
-        window = self.run.window
-        if not window.steps or window.skipped_count != window.steps:
-            return None
-        if self._session is None or self._session.track.has_scaler:
-            return Ending("ok", ExitCode.GUARD_FAILED)
-        message = "training_step returned no loss in any step of the window: nothing was trained or timed"
-        ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
-        assert ending.error is not None
-        ending.error.location = frame_location(definition_of_step(self.module))
-        return ending
 
     def _steps(self) -> list[StepRecord]:
         """The steps in the folder and those that wait; the session's latest where somebody removed the folder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -78,10 +78,8 @@ class TrainingCheck(Observer):
     def probe_begins(self, kind: ProbeKind) -> None:
         if self._is_probing:
             self.listen(True)
-            self._left = _MOST_ADDED
-            #: What the checked steps told, once only the one after them is left.
-            self._first: TrainingFacts | None = None
-            self._begin()
+            self._steps, self._looks_at_batches = self._check_steps(), True
+            next(self._steps)
 
     def _begin(self) -> None:
         # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
@@ -96,7 +94,7 @@ class TrainingCheck(Observer):
     def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         if self._is_probing:
             self._batch_count += 1
-        if self._earlier_batch is not None and self._is_probing and self._first is None:
+        if self._earlier_batch is not None and self._is_probing and self._looks_at_batches:
             is_same = is_same_batch(batch, self._earlier_batch)
             self._facts.has_new_batch = None if is_same is None else not is_same
             if is_same is not None and self.module.automatic_optimization and self.trainer.world_size == 1:
@@ -165,8 +163,44 @@ class TrainingCheck(Observer):
         known |= {name: norm / scale for name, norm in taken.items() if norm or name not in known}
 
     def step_ended(self) -> None:
-        if not self._is_probing:
-            return
+        if self._is_probing:
+            self._note_step()
+            next(self._steps, None)
+
+    def _check_steps(self) -> Iterator[None]:
+        """Check a step, others while parameters are left, and with automatic optimization the one after these.
+
+        Goes on when a step was noted. The step after the others is recorded if it alone is idle.
+        """
+        is_automatic = self.module.automatic_optimization
+        self._begin()
+        for left in range(_MOST_ADDED, -1, -1):
+            yield
+            facts = self._facts
+            # By hand, an optimizer may step in another batch.
+            is_partial = self._stepped < self._trainable.keys()
+            if is_automatic:
+                is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
+            # Ranks may see other gradients, and all have to take as many steps.
+            if not self.trainer.strategy.broadcast(left > 0 and bool(facts.is_skipped or is_partial)):
+                break
+            if facts.is_skipped:
+                self._begin()
+            self.session.repeat_probe()
+        if is_automatic:
+            # Every second step may leave out its work.
+            self._looks_at_batches = False
+            self._begin()
+            self.session.repeat_probe()
+            yield
+            if self._facts.is_idle and not facts.is_idle:
+                for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
+                    setattr(self._facts, name, getattr(facts, name))
+            else:
+                self.run.probe.training = facts
+
+    def _note_step(self) -> None:
+        """Note what the step did with the parameters."""
         facts, is_automatic = self._facts, self.module.automatic_optimization
         note_gradients(facts, self._trainable, self._gradient_norms)
         # Without a loss, Lightning skips the backward pass.
@@ -178,34 +212,6 @@ class TrainingCheck(Observer):
             facts.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
             facts.is_skipped = not has_loss or loss_scale(self.trainer) < self._scale
-        if self._first is not None:
-            self._keep_worse(self._first)
-            return
-        if is_automatic:
-            is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
-        else:
-            # An optimizer may step in another batch.
-            is_partial = self._stepped < self._trainable.keys()
-        repeats = self._left > 0 and bool(facts.is_skipped or is_partial)
-        # Ranks may see other gradients, and all have to take as many steps.
-        if self.trainer.strategy.broadcast(repeats):
-            self._left -= 1
-            if facts.is_skipped:
-                self._begin()
-            self.session.repeat_probe()
-        elif is_automatic:
-            # Every second step may leave out its work.
-            self._first = facts
-            self._begin()
-            self.session.repeat_probe()
-
-    def _keep_worse(self, first: TrainingFacts) -> None:
-        """Record the step after the checked ones if it alone is idle, with what the first tells of its batch."""
-        if self._facts.is_idle and not first.is_idle:
-            for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
-                setattr(self._facts, name, getattr(first, name))
-        else:
-            self.run.probe.training = first
 
     def probe_ended(self, kind: ProbeKind) -> None:
         self.listen(False)
