@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -52,7 +51,7 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import TRACEBACK_FILE, RunFolder
 from lmbench.records.summary import complete_run, join_ranks, rank_record
-from lmbench.records.vocabulary import RUNNING, Stage
+from lmbench.records.vocabulary import RUNNING, Stage, Values
 
 
 class RunRecorder(Observer):
@@ -86,7 +85,7 @@ class RunRecorder(Observer):
     def __init__(
         self,
         results_dir: str = "results",
-        caller_fields: Mapping[str, Any] | None = None,
+        caller_fields: Values | None = None,
         config_yaml: str | None = None,
         run_id: str | None = None,
     ) -> None:

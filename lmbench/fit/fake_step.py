@@ -47,7 +47,7 @@ from lmbench.memory.chain import BlockBorders
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
 from lmbench.memory.predictor import EARLIER, FakeStep
-from lmbench.records.vocabulary import PHASES
+from lmbench.records.vocabulary import PHASES, Values
 
 #: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.
 MOST_MICRO_BATCHES = 2
@@ -93,7 +93,7 @@ def without_masks(is_unpadded: bool) -> Iterator[None]:
     both, and with a mask they expand keys and values: 0.14 of 1.7 GiB more a block of a Llama with grouped queries.
     """
     masks = sys.modules.get("transformers.masking_utils")
-    changes = dict[str, Any]()
+    changes: Values = {}
     if find := getattr(masks, "find_packed_sequence_indices", None):
         changes[find.__name__] = lambda position_ids: None
     if is_unpadded and (read := getattr(masks, "_preprocess_mask_arguments", None)):

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from lmbench.errors import UsageError, check_known
+from lmbench.records.vocabulary import Values
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -61,7 +62,7 @@ class CombinedOptimizer(Optimizer):
             part.step()
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         super().load_state_dict(state_dict)
         # Loading makes new groups and new state.
         self._share()
