@@ -26,7 +26,8 @@ class Observer(Events):
 
     trainer: Trainer
     module: LightningModule
-    session: MeasurementSession
+    #: None before the setup of a run.
+    session: MeasurementSession = None  # type: ignore[assignment]
     run: RunRecord
     device: Device
 

@@ -25,7 +25,6 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.session import MeasurementSession
 from lmbench.code_owners import is_own_object
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
@@ -96,8 +95,6 @@ class RunRecorder(Observer):
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
         self._has_warned = False
-        #: None before the setup of a run, and in a process that takes over its record.
-        self._session: MeasurementSession | None = None
 
     @property
     def result(self) -> RunFolder:
@@ -111,7 +108,6 @@ class RunRecorder(Observer):
         return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
     def prepare(self) -> None:
-        self._session = self.session
         trainer, run = self.trainer, self.run
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
@@ -122,7 +118,7 @@ class RunRecorder(Observer):
         run.is_profiled = type(trainer.profiler) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
-            self._open(run, trainer.strategy)
+            self._open(trainer.strategy)
 
     def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
@@ -242,8 +238,8 @@ class RunRecorder(Observer):
         Raises:
             UsageError: there is no result folder yet, and none can be made.
         """
-        if self._session is not None:
-            self._session.fail(exception)
+        if self.session is not None:
+            self.session.fail(exception)
         self._fail(exception)
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -254,7 +250,7 @@ class RunRecorder(Observer):
     def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
             return
-        session = self._session
+        session = self.session
         if is_usage_error(exception) and received() is None and not (session and session.window_steps):
             self._discard()
             return
@@ -263,7 +259,7 @@ class RunRecorder(Observer):
                 if _get_rank():
                     # Only rank 0 makes a folder for a failure before `setup`.
                     return
-                self._open(self.run)
+                self._open()
             ending = self._judge(exception)
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probe steps take more memory than the window, which was complete before them.
@@ -274,9 +270,9 @@ class RunRecorder(Observer):
     def _judge(self, exception: BaseException) -> Ending:
         """The ending of a run that an exception ended; writes the traceback file if code failed."""
         phase, is_lmbench_subject = "setup", True
-        if self._session is not None:
+        if self.session is not None:
             if self.run.is_set_up:
-                phase = str(getattr(exception, "lmbench_phase", self._session.track.current))
+                phase = str(getattr(exception, "lmbench_phase", self.session.track.current))
             subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
             is_lmbench_subject = all(map(is_own_object, subjects))
             # Only an attention function of the user is checked.
@@ -294,7 +290,7 @@ class RunRecorder(Observer):
                 ending.error.traceback_file = TRACEBACK_FILE
         return ending
 
-    def _open(self, run: RunRecord, strategy: Strategy | None = None) -> None:
+    def _open(self, strategy: Strategy | None = None) -> None:
         """Make the result folder and write the first record, so that the run has one however it ends.
 
         Rank 0 makes the result folder, and every further rank a folder `rank<n>` in it.
@@ -302,15 +298,15 @@ class RunRecorder(Observer):
         Raises:
             UsageError: the folder cannot be written.
         """
+        run = self.run
         if not run.rank:
             self.folder = RunFolder.create(self.results_dir, self.run_id)
         if strategy is not None and run.world_size != 1:
             parent = strategy.broadcast(str(self.folder.path) if self.folder is not None else "")
             self.folder = self.folder or RunFolder.create(parent, f"rank{run.rank}")
         assert self.folder is not None
-        if self._session is not None:
-            self._session.folder = self.folder.path
-        self.run = run
+        if self.session is not None:
+            self.session.folder = self.folder.path
         run.run_id, run.started_at = self.folder.path.name, now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
         for name, value in self.caller_fields.items():
@@ -391,7 +387,7 @@ class RunRecorder(Observer):
                     self._write()
                 self.result.close()
                 self.run.unwritten_step_count = self.result.unwritten_count
-                failure = self._summarize() if self._session is not None else None
+                failure = self._summarize() if self.session is not None else None
                 if ending.outcome == "ok":
                     ending = failure or self._first_failure()
             self._note(ending)
@@ -426,7 +422,7 @@ class RunRecorder(Observer):
         if not window.steps or window.skipped_count != window.steps:
             return self._complete_ending()
         # Each step of the window was skipped, so that it has no step time.
-        if self._session is None or self._session.track.has_scaler:
+        if self.session is None or self.session.track.has_scaler:
             return Ending("ok", ExitCode.GUARD_FAILED)
         message = "training_step returned no loss in any step of the window: nothing was trained or timed"
         ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
