@@ -94,10 +94,10 @@ class PhaseTimer(Observer):
         self._scaler = loss_scaler(self.trainer)
         # The first step counts as skipped if it lowers this scale.
         self._scale = loss_scale(self.trainer)
-        self._timeline = Timeline(clock)
+        self.timeline = Timeline(clock)
         self._is_running = True
         self._restart()
-        self.session.track.listen(self._timeline.border, self.undo)
+        self.session.track.listen(self.timeline.border, self.undo)
         if self.trainer.loggers:
             # Behind all other observers, so that it logs complete facts.
             self.session.attach(LoggerSink())
@@ -132,7 +132,7 @@ class PhaseTimer(Observer):
             facts.scale_slot = self._ring.put(self._scaler._scale)
         self._since_flush += 1
         self._scalars_since_flush += len(facts.loss_slots) + len(self.session.scalars)
-        self._timeline.end_step(facts)
+        self.timeline.end_step(facts)
         if self.session.probe_kind is ProbeKind.SETTLE and not self._is_settled():
             self.session.repeat_probe()
 
@@ -141,17 +141,13 @@ class PhaseTimer(Observer):
             return
         is_due = self._since_flush >= FLUSH_STEPS or self._scalars_since_flush >= FLUSH_SCALARS
         if is_due or time.monotonic() - self._flushed_at >= FLUSH_S:
-            self._timeline.border(EXCLUDED)
+            self.timeline.border(EXCLUDED)
             self._deliver()
-            self._timeline.border("other")
+            self.timeline.border("other")
 
     def window_closed(self) -> None:
         self._deliver()
-        self._timeline.calibrate()
-
-    def since_step_s(self) -> float:
-        """Seconds from the end of the last step to now, on an idle device."""
-        return self._timeline.since_step_s()
+        self.timeline.calibrate()
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.SETTLE:
@@ -162,7 +158,7 @@ class PhaseTimer(Observer):
             self._restart()
             self._settling_from, self._settling_since_s = self.session.steps_done, time.monotonic()
         elif kind is ProbeKind.LAG:
-            self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
+            self._marks = self.undo.enter_context(ProbeMarks(self.module, self.timeline.note))
 
     def _is_settled(self) -> bool:
         """Whether the device is as far behind the host as it was in the window, or at least AMPLE_LAG_S behind.
@@ -178,7 +174,7 @@ class PhaseTimer(Observer):
         queued_s = settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S or settle_steps >= MAX_SETTLE_STEPS:
             return True
-        lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
+        lags_s = [step.record.lag_step_s or 0.0 for step in self.timeline.drain()]
         is_host_bound = self._window_lag_s < HOST_BOUND_LAG_S
         return is_host_bound or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._window_lag_s
 
@@ -187,7 +183,7 @@ class PhaseTimer(Observer):
             return
         self._marks.close()
         self.device.synchronize()
-        steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
+        steps = [step for step in self.timeline.drain() if step.record.stage == "probe"]
         steps = steps[-self.session.schedule.probe_steps :]
         probe = self.run.probe
         probe.steps = len(steps)
@@ -198,7 +194,7 @@ class PhaseTimer(Observer):
     # delivery
 
     def _restart(self) -> None:
-        self._timeline.start(self.session.track.current)
+        self.timeline.start(self.session.track.current)
         self._note_flush()
 
     def _note_flush(self) -> None:
@@ -208,7 +204,7 @@ class PhaseTimer(Observer):
         """Hand over the finished steps of warm-up and window."""
         # A Ctrl-C between draining the timeline and handing the records over would lose steps.
         with held():
-            records = [self._record(step) for step in self._timeline.drain() if step.record.stage in STAGES]
+            records = [self._record(step) for step in self.timeline.drain() if step.record.stage in STAGES]
             self.records.extend(records)
             if records:
                 for observer in self.session.observers:

@@ -37,10 +37,9 @@ from lmbench.instruments.ending import (
     is_usage_error,
     judge,
 )
-from lmbench.instruments.environment import capture_environment, torch_flags
+from lmbench.instruments.environment import capture_environment, refuse_unlike, torch_flags
 from lmbench.instruments.flight_recorder import failed_collective
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
-from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
 from lmbench.records.load import load_run

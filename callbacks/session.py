@@ -447,7 +447,7 @@ class MeasurementSession(LeanCallback):
         self.raw_wall_s = self.window_elapsed_s
         if ends_training and self.timer is not None:
             # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
-            self.raw_wall_s -= self.timer.since_step_s()
+            self.raw_wall_s -= self.timer.timeline.since_step_s()
         self.run.window.steps = self.window_steps
         batches = self._trainer.num_training_batches
         if math.isfinite(batches):

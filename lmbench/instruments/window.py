@@ -1,4 +1,4 @@
-"""The schedule of a run (warm-up, window, probe steps), its garbage collection, and a check that ranks are alike.
+"""The schedule of a run (warm-up, window, probe steps), and the collection of garbage at the window's borders.
 
 The session of a measured Trainer and the control arms of `lmbench overhead` share this module, so that only their loops
 differ.
@@ -14,12 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
 
-from torch.distributed import all_gather_object, get_world_size
-
-from lmbench.errors import UsageError, check_at_least
-from lmbench.records.vocabulary import Values
+from lmbench.errors import check_at_least
 
 #: Steps in a round of the warm-up whose pace is timed, and rounds at most.
 PACE_STEPS, MAX_PACE_ROUNDS = 5, 6
@@ -132,20 +128,3 @@ def quiet_collector(undo: ExitStack) -> float:
         gc.disable()
         undo.callback(gc.enable)
     return length_s
-
-
-def refuse_unlike(facts: Values) -> None:
-    """Compare this rank's facts with those of all other ranks.
-
-    Raises:
-        UsageError: the ranks differ in one of the facts; raised on every rank.
-    """
-    ranks: list[Any] = [None] * get_world_size()
-    all_gather_object(ranks, facts)
-    for name, value in ranks[0].items():
-        for rank, rank_facts in enumerate(ranks):
-            if rank_facts.get(name) != value:
-                raise UsageError(
-                    f"ranks must be alike: {name} is {value!r} on rank 0 and {rank_facts.get(name)!r} on rank {rank}; "
-                    "start all of them with the same code, settings and devices"
-                )
