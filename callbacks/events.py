@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
 
-#: What a module's step returned, by name; a tensor as `loss`.
+#: What a module's step returned, by name.
 Outputs: TypeAlias = Mapping[str, Any]
 
 #: The hooks that Lightning calls inside a training step.
@@ -67,7 +67,7 @@ class Events(LeanCallback):
         """Begin to measure, quickly: the device is idle, and the window's wall clock starts next."""
 
     def batch_ended(self, outputs: Outputs, batch: Any) -> None:
-        """Look at a micro-batch that ended.
+        """Look at a micro-batch that ended; `outputs` is what the module's step returned, a tensor as `loss`.
 
         Lightning has divided the loss of a training step by the micro-batches (`trainer.accumulate_grad_batches`).
         """

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lmbench.callbacks import PhaseTimer
@@ -296,7 +297,7 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
             data = TokenData(**module.token_settings())
         elif isinstance(module, AttentionLayer):
             data = ShapeData(batch_size=module.size.batch, context_length=module.size.seq)
-        elif getattr(type(module), loader) is getattr(LightningModule, loader):
+        elif not is_overridden(loader, module):
             raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
         return data
     if isinstance(data, str | bytes | Path):
