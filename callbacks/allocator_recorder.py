@@ -35,7 +35,9 @@ class AllocatorRecorder(Observer):
     def prepare(self) -> None:
         # The allocator calls this before the exception unwinds the stack and frees tensors.
         self.device.watch_refusals(self._record_refusal)
-        self._counters, self._run_peaks = self.device.counters, (0, 0)
+        self._counters = self.device.counters
+        #: All readings of the peaks of allocated and reserved bytes.
+        self._peaks = list[tuple[int, int]]()
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
         self._reset_peaks()
         self._retries_before = self._retry_count()
@@ -63,16 +65,15 @@ class AllocatorRecorder(Observer):
     def _record_run(self) -> None:
         memory, device = self.run.memory, self.session.device
         self._read_peaks()
-        memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes = self._run_peaks
+        memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes = map(max, zip(*self._peaks, strict=True))
         memory.run_alloc_retry_count = self._retry_count() - self._retries_before
         memory.device_total_bytes = self._counters.get_device_properties(device).total_memory
 
     def _read_peaks(self) -> tuple[int, int]:
-        """Peaks of allocated and reserved bytes since the last reset, which also raise the run's peaks."""
-        counters, device, run_peaks = self._counters, self.session.device, self._run_peaks
-        peaks = counters.max_memory_allocated(device), counters.max_memory_reserved(device)
-        self._run_peaks = max(run_peaks[0], peaks[0]), max(run_peaks[1], peaks[1])
-        return peaks
+        """Peaks of allocated and reserved bytes since the last reset."""
+        counters, device = self._counters, self.session.device
+        self._peaks.append((counters.max_memory_allocated(device), counters.max_memory_reserved(device)))
+        return self._peaks[-1]
 
     def _reset_peaks(self) -> None:
         self._counters.reset_peak_memory_stats(self.session.device)
