@@ -1,5 +1,6 @@
 """Lightning callbacks that measure a training loop; each also works in your own Trainer, where it only watches."""
 
+from lmbench.callbacks.allocator_recorder import AllocatorRecorder as AllocatorRecorder
 from lmbench.callbacks.checkpoint_recorder import CheckpointRecorder as CheckpointRecorder
 from lmbench.callbacks.communication_probe import CommunicationProbe as CommunicationProbe
 from lmbench.callbacks.compiler import Compiler as Compiler

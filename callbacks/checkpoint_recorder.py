@@ -53,6 +53,6 @@ class CheckpointRecorder(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         if self._written_s:
             files = [self._path, *self._path.rglob("*")]
-            saving = self.session.run.saving
+            saving = self.run.saving
             saving.checkpoint_bytes = sum(file.stat().st_size for file in files if file.is_file()) or None
             saving.written_s = fmean(self._written_s)

@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lmbench.callbacks.observer import Observer
 from lmbench.code_owners import location_of
-from lmbench.device import synchronize
 from lmbench.instruments.compiling import bucket_split_count
 from lmbench.instruments.window import ProbeKind
 
@@ -59,18 +58,17 @@ class CommunicationProbe(Observer):
             self.undo.enter_context(patch.object(loop, "_broadcast_sigterm_tensor", timed_check))
             code = check.__func__.__code__
             location = location_of(code.co_filename, code.co_firstlineno)
-            self.session.run.communication.sigterm_check_location = location
+            self.run.communication.sigterm_check_location = location
 
     def window_closed(self) -> None:
         self.undo.close()
         if self.trainer.world_size == 1:
             return
-        facts = self.session.run.communication
+        facts = self.run.communication
         facts.sigterm_check_s = self._checked_s / max(self.session.window_steps, 1)
         model = self.trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
-            gradients = [p for p in model.parameters() if p.requires_grad]
-            copied_bytes = sum(p.numel() * p.element_size() for p in gradients)
+            copied_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
             facts.bucket_copy_bytes = 0 if model.gradient_as_bucket_view else copied_bytes
             facts.bucket_split_count = bucket_split_count()
 
@@ -80,11 +78,11 @@ class CommunicationProbe(Observer):
         # The attribute that `no_sync` sets; as a context manager it does not fit around Lightning's loop.
         model: Any = self.trainer.strategy.model
         model.require_backward_grad_sync = kind is ProbeKind.SYNCHRONIZED
-        synchronize(self.session.device)
+        self.device.synchronize()
         self._began_s = time.perf_counter()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind not in self.own_probes:
             return
-        synchronize(self.session.device)
-        setattr(self.session.run.probe, f"{kind}_step_s", (time.perf_counter() - self._began_s) / _STEPS)
+        self.device.synchronize()
+        setattr(self.run.probe, f"{kind}_step_s", (time.perf_counter() - self._began_s) / _STEPS)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from lmbench.callbacks.observer import Observer
-from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.files import ScratchFolder
 from lmbench.instruments.compiling import (
@@ -49,7 +48,7 @@ class Compiler(Observer):
         self.listen(options is not None and options.uses_cudagraphs)
 
     def run_started(self) -> None:
-        facts = self.session.run.compile
+        facts = self.run.compile
         facts.is_enabled = self.options is not None
         # This process may have compiled other modules before.
         torch._dynamo.utils.counters.clear()
@@ -76,8 +75,8 @@ class Compiler(Observer):
 
     def step_ended(self) -> None:
         if self.options is not None and self.session.step.step == 0:
-            synchronize(self.session.device)
-            self.session.run.compile.first_step_s = time.perf_counter() - self._started_s
+            self.device.synchronize()
+            self.run.compile.first_step_s = time.perf_counter() - self._started_s
 
     def before_window(self) -> None:
         self._warmup_graph_count, _ = graph_counts()
@@ -87,12 +86,12 @@ class Compiler(Observer):
         # Without warm-up steps the first graphs are compiled inside the window.
         if self.session.steps_done and not self._warmup_graph_count:
             raise UsageError(
-                f"trainer.compile compiled no graph of {', '.join(self.session.run.compile.targets or ())}; "
+                f"trainer.compile compiled no graph of {', '.join(self.run.compile.targets or ())}; "
                 "give the module a `compile_targets()` that names what its training_step calls"
             )
 
     def window_closed(self) -> None:
-        facts = self.session.run.compile
+        facts = self.run.compile
         facts.graph_count, facts.graph_break_count = graph_counts()
         facts.window_recompile_count = facts.graph_count - self._warmup_graph_count
         if self.options is not None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
-
-from lmbench.callbacks.observer import Observer
+from lmbench.callbacks.events import Outputs
+from lmbench.callbacks.tensor_witness import TensorWitness
 from lmbench.dtypes.answer import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
 from lmbench.errors import error_line
 from lmbench.instruments.compiling import is_compiled
-from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.training import loss_scale, loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
 from lmbench.records.examined import DtypeRecord
 
 
-class DtypeRecorder(Observer):
+class DtypeRecorder(TensorWitness):
     """Records the dtypes of parameters, module inputs and outputs, logits, loss, gradients and optimizer state.
 
     A probe step after the window notes them, with the operators called and the reason for each cast: autocast's lists,
@@ -41,9 +38,8 @@ class DtypeRecorder(Observer):
     own_probes = (ProbeKind.DTYPES,)
 
     def prepare(self) -> None:
-        #: The running step whose dtypes are noted; None at other times.
-        self._step: StepDtypes | None = None
-        self._record = self.session.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
+        self.notes: StepDtypes | None = None
+        self._record = self.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.DTYPES:
@@ -52,41 +48,28 @@ class DtypeRecorder(Observer):
             self._record.reason = "only the first rank notes its dtypes"
             return
         self._record.reason = "the step whose dtypes were noted did not end"
-        step = self._step = StepDtypes(self.module, self.session.device)
+        step = self.notes = StepDtypes(self.module, self.session.device)
+        if loss_scaler(self.trainer) is not None and self.trainer.training:
+            # Behind the step it may be another one.
+            self._record.loss_scale = loss_scale(self.trainer)
         self._record.was_compiled = is_compiled(self.module)
         step.start(self.session.track.current)
         # Also after an exception: the hooks would stay in this process.
         self.undo.callback(step.stop)
         self.session.track.listen(step.border, self.undo)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        if self._step is not None:
-            self._step.note_batch(batch)
-
-    on_validation_batch_start = on_train_batch_start  # type: ignore[assignment]
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._step is not None:
-            self._step.note_loss(loss)
-
-    def on_after_backward(self, *_: Any) -> None:
-        if self._step is not None:
-            scaler = loss_scaler(self.trainer)
-            self._record.loss_scale = scaler.get_scale() if scaler is not None else None
-            self._step.note_gradients()
-
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
-        if self._step is not None:
-            self._step.note_loss(outputs)
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
+        if self.notes is not None:
+            self.notes.note_loss(outputs.get("loss"))
 
     def step_ended(self) -> None:
-        step, record, trainer = self._step, self._record, self.trainer
+        step, record, trainer = self.notes, self._record, self.trainer
         if step is None:
             return
-        self._step = None
+        self.notes = None
         self.undo.close()
         try:
-            notes = step.fill_in(record, str(trainer.precision), str(self.session.run.mode), trainer.optimizers)
+            notes = step.fill_in(record, str(trainer.precision), str(self.run.mode), trainer.optimizers)
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except Exception as fault:
             # The window is complete, and its figures are worth keeping.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from lightning.pytorch import Callback
 
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
+
+#: What a module's step returned, by name.
+Outputs: TypeAlias = Mapping[str, Any]
 
 #: The hooks that Lightning calls inside a training step.
 STEP_HOOKS = (
@@ -63,7 +66,7 @@ class Events(LeanCallback):
     def window_opened(self) -> None:
         """Begin to measure, quickly: the device is idle, and the window's wall clock starts next."""
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         """Look at a micro-batch that ended; `outputs` is what the module's step returned, a tensor as `loss`.
 
         Lightning has divided the loss of a training step by the micro-batches (`trainer.accumulate_grad_batches`).

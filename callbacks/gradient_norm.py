@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.training import loss_scaler, total_norm, unscales_itself
+from lmbench.instruments.training import loss_scaler, parameters_of, total_norm, unscales_itself
 
 
 class GradientNorm(Observer):
@@ -21,7 +21,7 @@ class GradientNorm(Observer):
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         if not gradients:
             return
         session = self.session

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lmbench.callbacks.observer import Observer
+from lmbench.code_owners import is_own_object
 from lmbench.instruments.host_ledger import HostLedger, reader_of, with_location
 from lmbench.instruments.window import ProbeKind, quiet_collector
 from lmbench.records.host_time import HARNESS, HostTime
@@ -84,11 +85,11 @@ class HostOwners(Observer):
                 yield holder, "collate_fn", with_location("collate_fn", holder.collate_fn)
         for subject in (*trainer.callbacks, *trainer.loggers, self.module, trainer.datamodule):
             name = type(subject).__name__
-            is_own = type(subject).__module__.startswith("lmbench.")
+            is_own = is_own_object(subject)
             for task in TASKS:
                 if callable(method := getattr(subject, task, None)):
                     yield subject, task, HARNESS if is_own else with_location(f"{name}.{task}", method)
 
     def _end(self, ledger: HostLedger, first_step: int) -> None:
         if steps := self.session.steps_done - first_step:
-            self.session.run.host_time = HostTime(steps, ledger.owned_times(steps))
+            self.run.host_time = HostTime(steps, ledger.owned_times(steps))

@@ -6,7 +6,6 @@ import math
 import time
 
 from lmbench.callbacks.observer import Observer
-from lmbench.device import synchronize
 from lmbench.instruments.timeline import ProbeMarks
 from lmbench.records.run import Profile
 from lmbench.records.vocabulary import Stage
@@ -25,7 +24,7 @@ class HostStep(Observer):
     """
 
     def run_started(self) -> None:
-        self._profile = self.session.run.profile = self.session.run.profile or Profile()
+        self._profile = self.run.profile = self.run.profile or Profile()
         self._began_s: float | None = None
         self._waited_s = 0.0
         self._loading_since_s: float | None = None
@@ -42,7 +41,7 @@ class HostStep(Observer):
         if self._began_s is None:
             self.undo.enter_context(ProbeMarks(self.module, self._wait))
             self.session.track.listen(self._border, self.undo)
-        synchronize(self.session.device)
+        self.device.synchronize()
         self._began_s, self._waited_s = time.perf_counter(), 0.0
 
     def _border(self, phase: str) -> None:
@@ -54,5 +53,5 @@ class HostStep(Observer):
 
     def _wait(self) -> None:
         began_s = time.perf_counter()
-        synchronize(self.session.device)
+        self.device.synchronize()
         self._waited_s += time.perf_counter() - began_s

@@ -36,13 +36,12 @@ class KernelCapture(Observer):
     """
 
     def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
-        self.steps = steps
-        self.tool = tool
+        self.steps, self.tool = steps, tool
 
     def run_started(self) -> None:
-        self._profile = self.session.run.profile = self.session.run.profile or Profile()
+        self._profile = self.run.profile = self.run.profile or Profile()
         self._profile.tool, self._profile.steps = self.tool, 0
-        self._recording = Recording(self.module, self.session.device, self.tool)
+        self._recording = Recording(self.module, self.device, self.session.track, self.tool)
         # Also after an exception: the recording would go on in this process.
         self.undo.callback(self._stop)
         self._warm_up()
@@ -53,7 +52,7 @@ class KernelCapture(Observer):
         elif self._recording.ranges.is_in_step:
             self._recording.end_step()
             if self._recording.steps < self.steps:
-                self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
+                self._recording.ranges.begin(self.session.steps_done)
             elif self.session.only_watches:
                 # This window lasts until training ends. Stopping waits for the device, so stop between two steps.
                 self.undo.close()
@@ -66,8 +65,8 @@ class KernelCapture(Observer):
     def window_opened(self) -> None:
         self._profile.first_step = self.session.steps_done
         self._recording.start()
-        self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listen(self._recording.ranges.border, self.undo)
+        self._recording.ranges.begin(self.session.steps_done)
+        self._recording.ranges.follow(self.undo)
 
     def window_closed(self) -> None:
         self.undo.close()
@@ -102,8 +101,7 @@ class KernelProfiler(PassThroughProfiler):
     def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
         super().__init__()
         check_at_least(1, steps=steps)
-        self.steps = steps
-        self.tool = tool
+        self._capture = KernelCapture(steps, tool)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add a HostStep and a KernelCapture to the Trainer, and make the recorded steps the window.
@@ -112,9 +110,9 @@ class KernelProfiler(PassThroughProfiler):
         """
         module = getattr(self, "_lightning_module")  # noqa: B009 - Lightning sets it, and declares it nowhere
         trainer = module.trainer
-        added = [HostStep(), KernelCapture(self.steps, self.tool)]
+        added = [HostStep(), self._capture]
         # In front of the timer, so that starting and stopping the recording is not in its times.
         trainer.callbacks = [*added, *(c for c in trainer.callbacks if not isinstance(c, HostStep | KernelCapture))]
         for session in trainer.callbacks:
             if isinstance(session, MeasurementSession) and not session.only_watches:
-                session.schedule = replace(session.schedule, steps=self.steps, min_window_s=0.0)
+                session.schedule = replace(session.schedule, steps=self._capture.steps, min_window_s=0.0)

@@ -6,8 +6,7 @@ import math
 import time
 import timeit
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -19,8 +18,8 @@ from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError, error_line
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.input_pipeline import (
@@ -65,7 +64,7 @@ class LoaderProbe(Observer):
     def run_started(self) -> None:
         self._batch: Any = None
         self._lead = 0
-        self._facts = self.session.run.input_pipeline = InputPipeline()
+        self._facts = self.run.input_pipeline = InputPipeline()
         self.own_probes = (*_ALONE, *(ProbeKind.FED,) * STEPS, *_ALONE)
         self._alone = list[ModelAlone]()
         self._made: Production | None = None
@@ -74,14 +73,14 @@ class LoaderProbe(Observer):
         elif not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
             self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         # In the window, and in the steps that look at memory, a batch that is kept would raise the peak.
         if self.session.probe_kind is ProbeKind.TRAINING:
             self._batch = batch
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.RESIDENT:
-            self._micro_batches = self.session.run.window.micro_batches or 1
+            self._micro_batches = self.run.window.micro_batches or 1
             self._feed(repeat(self._batch), kind)
         elif kind is ProbeKind.FED:
             try:
@@ -91,29 +90,30 @@ class LoaderProbe(Observer):
 
     def step_ended(self) -> None:
         if self.session.probe_kind in self.own_probes and self.session.steps_done == self._lead:
-            synchronize(self.session.device)
+            self.device.synchronize()
             self._began, self._began_cpu_s = read_host(), time.process_time()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         steps = self.session.steps_done - self._lead
         if kind not in self.own_probes or steps < 1:
             return
-        synchronize(self.session.device)
+        self.device.synchronize()
         cpu_s, ended = time.process_time() - self._began_cpu_s, read_host()
         step_s = (ended.read_at_s - self._began.read_at_s) / steps
-        facts, batches = self._facts, steps * self._micro_batches
+        facts, micro_batches = self._facts, self._micro_batches
         if kind is ProbeKind.FED:
             facts.fixed_step_s = step_s if facts.fix else None
             return
         others = host_state(self._began, ended).other_cpu_fraction or 0.0
         # Others that take all cores give some away to whoever asks.
         free_cores = ended.cores * max(1 - others, 0.1)
-        self._alone.append(ModelAlone(step_s * steps / batches, cpu_s / batches, free_cores, ended.cores))
+        batch_s, batch_cpu_s = step_s / micro_batches, cpu_s / (steps * micro_batches)
+        self._alone.append(ModelAlone(batch_s, batch_cpu_s, free_cores, ended.cores))
         facts.resident_step_s = facts.resident_step_s or step_s
         if facts.fix and self._made is not None:
             models = map(self._with_copy, self._alone)
             predictions = [predicted_batch_s(self._made, model, *self._choice) for model in models]
-            steps_s = [batch_s * batches / steps for batch_s in chain(*predictions)]
+            steps_s = [micro_batches * batch_s for batch_s in chain(*predictions)]
             facts.predicted_step_s = fmean(steps_s)
             facts.predicted_interval = [(1 - BAND) * min(steps_s), (1 + BAND) * max(steps_s)]
 
@@ -138,14 +138,14 @@ class LoaderProbe(Observer):
     def _time_copy(self) -> float:
         """The least seconds in which a batch gets from the host's memory to the device, which the model alone lacks."""
         batch = move_data_to_device(self._batch, torch.device("cpu"))
-        if device_of(self.session.device).pins_memory:
+        if self.device.pins_memory:
             batch = pin_memory(batch)
 
         def copy() -> None:
             move_data_to_device(batch, self.session.device)
-            synchronize(self.session.device)
+            self.device.synchronize()
 
-        return min(timeit.repeat(copy, partial(synchronize, self.session.device), number=1, repeat=_COPIES))
+        return min(timeit.repeat(copy, self.device.synchronize, number=1, repeat=_COPIES))
 
     def _feed(self, batches: Iterable[Any], kind: ProbeKind) -> None:
         """Have the loop take its batches from here, in probe steps of this kind."""
@@ -168,13 +168,13 @@ class LoaderProbe(Observer):
             raise UsageError(f"{type(loader).__name__} is no DataLoader; {advice}")
         # More workers than cores are right where they wait for a disk.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        facts, run = self._facts, self.session.run
+        facts, run = self._facts, self.run
         self._made = time_production(loader, facts, run.window.loader_batches)
         self._copy_s = self._time_copy()
         facts.loader_step_s = self._micro_batches * time_alone(loader, facts)
         fix = best_settings(loader, self._made, self._with_copy(self._alone[0]))
         self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
-        fix["pin_memory"] = loader.pin_memory or device_of(self.session.device).pins_memory
+        fix["pin_memory"] = loader.pin_memory or self.device.pins_memory
         if self._waits():
             facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
         self._feed(self._as_far_as_it_goes(endless(changed(loader, **facts.fix))), ProbeKind.FED)

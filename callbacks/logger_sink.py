@@ -38,7 +38,7 @@ class LoggerSink(Observer):
         self._has_logged = False
 
     def run_ended(self, exception: BaseException | None) -> None:
-        records, run = self.session.records, self.session.run
+        records, run = self.session.records, self.run
         # An exception after the end of a run ends it once more.
         if not self.trainer.is_global_zero or not records or self._has_logged:
             return

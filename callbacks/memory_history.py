@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch.autograd.profiler import record_function
 
-from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of
-from lmbench.device.history import History
+from lmbench.callbacks.tensor_witness import TensorWitness
 from lmbench.errors import check_at_least
 from lmbench.instruments.compiling import is_compiled
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
@@ -20,7 +14,7 @@ from lmbench.memory.recording import Ledger
 from lmbench.records.examined import MemoryHistoryRecord
 
 
-class MemoryHistory(Observer):
+class MemoryHistory(TensorWitness):
     """Records the allocator's history of the window's first steps, with Python stacks, for `lmbench memory`.
 
     Notes beside the snapshot say what each address holds: a parameter, a gradient, optimizer state, an input, a tensor
@@ -51,79 +45,56 @@ class MemoryHistory(Observer):
         self.steps, self.max_entries = steps, max_entries
 
     def prepare(self) -> None:
-        self._history: History | None = None
+        self.notes: Ledger | None = None
         self._is_window = False
-        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0)
+        self._record = self.run.memory_history = MemoryHistoryRecord(steps=0)
 
     def run_started(self) -> None:
         self._begin()
 
     def window_opened(self) -> None:
-        self._end()
         self._is_window = True
         self._begin()
 
     def _begin(self) -> None:
-        """Start a history, if this device and rank can have one."""
-        device, module = self.session.device, self.module
-        history = device_of(device).history()
+        """Start a history in place of the running one, if this device and rank can have one."""
+        self._end()
+        device, module, history = self.session.device, self.module, self.device.history()
         if history is None:
             self._record.reason = f"PyTorch keeps no history of an allocator on a {device.type.upper()}"
             return
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank records its history"
             return
-        self._notes = MemoryNotes(device=device.index or 0, max_entries=self.max_entries)
+        self._file = MemoryNotes(device=device.index or 0, max_entries=self.max_entries)
         self._history = history
         history.start(self.max_entries, resets_peaks=self._is_window)
         vocab_size = getattr(module, "vocab_size", None)
-        self._ledger = Ledger(module, device, vocab_size if isinstance(vocab_size, int) else None)
-        self._ledger.note_state(self.trainer.optimizers)
-        self._ranges = StepRanges(None)
-        self.undo.callback(self._ledger.close)
+        notes = self.notes = Ledger(module, device, vocab_size if isinstance(vocab_size, int) else None)
+        notes.note_state(self.trainer.optimizers)
+        self._ranges = StepRanges(self.session.track)
+        self.undo.callback(notes.close)
         self.undo.callback(self._ranges.end)
         # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
         # is compiled. Only runs of lmbench's own record that (`compile.is_enabled`).
-        is_eager = self.session.run.compile.is_enabled is False and not is_compiled(module)
+        is_eager = self.run.compile.is_enabled is False and not is_compiled(module)
         if self._is_window or is_eager:
-            self._ledger.watch()
-            self.undo.callback(ModuleRanges(module, None).remove)
-        self._ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listen(self._ranges.border, self.undo)
-
-    # Lightning's hooks
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._history is not None:
-            self._ledger.note_inputs(batch)
-            self._ledger.watch_saving()
-
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: int) -> None:
-        if self._history is not None and trainer.state.fn != "fit":
-            self._ledger.note_inputs(batch)
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        if self._history is not None:
-            self._ledger.note_saved(loss)
-
-    def on_after_backward(self, *_: Any) -> None:
-        if self._history is not None:
-            self._ledger.note_state()
-
-    # the session's events
+            notes.watch()
+            self.undo.callback(ModuleRanges(module).remove)
+        self._ranges.begin(self.session.steps_done)
+        self._ranges.follow(self.undo)
 
     def step_ended(self) -> None:
-        if self._history is None:
+        if self.notes is None:
             return
         if not self._is_window:
-            self._end()
             self._begin()
             return
-        self._ledger.note_state(self.trainer.optimizers)
+        self.notes.note_state(self.trainer.optimizers)
         self._ranges.end()
-        self._record.steps = self._notes.steps = self._notes.steps + 1
-        if self._notes.steps < self.steps:
-            self._ranges.begin(self.session.steps_done, self.session.track.current)
+        self._record.steps = self._file.steps = self._file.steps + 1
+        if self._file.steps < self.steps:
+            self._ranges.begin(self.session.steps_done)
         elif self.session.only_watches:
             self._end(is_kept=True)
 
@@ -133,33 +104,33 @@ class MemoryHistory(Observer):
     def run_closing(self, exception: BaseException | None) -> None:
         """Stop the history, also after an exception: it would go on in this process."""
         try:
-            if exception is not None and self._history is not None:
+            if exception is not None and self.notes is not None:
                 # The exception's traceback still holds the tensors of the step.
-                self._ledger.note_saved(None)
-                self._ledger.note_state(self.trainer.optimizers)
-                self._record.steps = self._notes.steps = self._notes.steps + self._ranges.is_in_step
+                self.notes.note_loss(None)
+                self.notes.note_state(self.trainer.optimizers)
+                self._record.steps = self._file.steps = self._file.steps + self._ranges.is_in_step
         finally:
             self._end(is_kept=exception is not None or self._is_window)
 
     def _end(self, is_kept: bool = False) -> None:
         """End the running history, if any; write it if `is_kept`."""
-        history, self._history = self._history, None
-        if history is None:
+        notes, self.notes = self.notes, None
+        if notes is None:
             return
         try:
             # Removes the hooks and closes the ranges.
             self.undo.close()
             if is_kept:
                 # Before the window the peaks cover other steps too.
-                self._notes.peaks = CountedPeaks(*history.peaks()) if self._is_window else None
+                self._file.peaks = CountedPeaks(*self._history.peaks()) if self._is_window else None
                 with record_function(WORKSPACES):
-                    history.drop_workspaces()
-                self._notes.moments = self._ledger.moments
+                    self._history.drop_workspaces()
+                self._file.moments = notes.moments
                 folder = self.session.folder
-                history.write(folder / SNAPSHOT_FILE)
-                (folder / NOTES_FILE).write_bytes(msgspec.json.encode(self._notes))
+                self._history.write(folder / SNAPSHOT_FILE)
+                (folder / NOTES_FILE).write_bytes(msgspec.json.encode(self._file))
                 self._record.snapshot_file = SNAPSHOT_FILE
         except OSError as error:
             self._record.reason = f"the snapshot could not be written: {error.strerror or error}"
         finally:
-            history.stop()
+            self._history.stop()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
 from statistics import median
 from typing import Any, Literal
 
 import torch
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.scalars import ScalarRing
 from lmbench.instruments.timeline import HOST_BOUND_LAG_S, ProbeMarks, Step, Timeline, lag_verdicts
-from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.training import loss_scale, loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.field import mean_of
@@ -83,28 +82,27 @@ class PhaseTimer(Observer):
     def prepare(self) -> None:
         self.records = self.session.records
         self._is_running = False
-        self._losses: list[int] = []
+        self._losses = list[int]()
         if self.session.timer not in (None, self):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
         self.session.timer = self
 
     def run_started(self) -> None:
-        device = self.session.device
-        clock = device_of(device).clock(self.clock)
-        self.session.run.clock = clock.name
-        self._ring = ScalarRing(device)
+        clock = self.device.clock(self.clock)
+        self.run.clock = clock.name
+        self._ring = ScalarRing(self.device)
         self._scaler = loss_scaler(self.trainer)
         # The first step counts as skipped if it lowers this scale.
-        self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
-        self._timeline = Timeline(clock)
+        self._scale = loss_scale(self.trainer)
+        self.timeline = Timeline(clock)
         self._is_running = True
         self._restart()
-        self.session.track.listen(self._timeline.border, self.undo)
+        self.session.track.listen(self.timeline.border, self.undo)
         if self.trainer.loggers:
             # Behind all other observers, so that it logs complete facts.
             self.session.attach(LoggerSink())
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         loss = outputs.get("loss")
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             self._losses.append(self._ring.put(loss))
@@ -113,7 +111,7 @@ class PhaseTimer(Observer):
         if self._is_running:
             if exception is None:
                 # Training may have ended before the window opened.
-                synchronize(self.session.device)
+                self.device.synchronize()
             self._deliver()
 
     # the session's events
@@ -134,7 +132,7 @@ class PhaseTimer(Observer):
             facts.scale_slot = self._ring.put(self._scaler._scale)
         self._since_flush += 1
         self._scalars_since_flush += len(facts.loss_slots) + len(self.session.scalars)
-        self._timeline.end_step(facts)
+        self.timeline.end_step(facts)
         if self.session.probe_kind is ProbeKind.SETTLE and not self._is_settled():
             self.session.repeat_probe()
 
@@ -143,28 +141,24 @@ class PhaseTimer(Observer):
             return
         is_due = self._since_flush >= FLUSH_STEPS or self._scalars_since_flush >= FLUSH_SCALARS
         if is_due or time.monotonic() - self._flushed_at >= FLUSH_S:
-            self._timeline.border(EXCLUDED)
+            self.timeline.border(EXCLUDED)
             self._deliver()
-            self._timeline.border("other")
+            self.timeline.border("other")
 
     def window_closed(self) -> None:
         self._deliver()
-        self._timeline.calibrate()
-
-    def since_step_s(self) -> float:
-        """Seconds from the end of the last step to now, on an idle device."""
-        return self._timeline.since_step_s()
+        self.timeline.calibrate()
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.SETTLE:
             window = self.session.window_records
             self._window_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
-            synchronize(self.session.device)
+            self.device.synchronize()
             self._restart()
             self._settling_from, self._settling_since_s = self.session.steps_done, time.monotonic()
         elif kind is ProbeKind.LAG:
-            self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
+            self._marks = self.undo.enter_context(ProbeMarks(self.module, self.timeline.note))
 
     def _is_settled(self) -> bool:
         """Whether the device is as far behind the host as it was in the window, or at least AMPLE_LAG_S behind.
@@ -180,7 +174,7 @@ class PhaseTimer(Observer):
         queued_s = settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S or settle_steps >= MAX_SETTLE_STEPS:
             return True
-        lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
+        lags_s = [step.record.lag_step_s or 0.0 for step in self.timeline.drain()]
         is_host_bound = self._window_lag_s < HOST_BOUND_LAG_S
         return is_host_bound or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._window_lag_s
 
@@ -188,10 +182,10 @@ class PhaseTimer(Observer):
         if kind is not ProbeKind.LAG:
             return
         self._marks.close()
-        synchronize(self.session.device)
-        steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
+        self.device.synchronize()
+        steps = [step for step in self.timeline.drain() if step.record.stage == "probe"]
         steps = steps[-self.session.schedule.probe_steps :]
-        probe = self.session.run.probe
+        probe = self.run.probe
         probe.steps = len(steps)
         probe.marked_modules = self._marks.count
         probe.verdicts = lag_verdicts(steps)
@@ -200,7 +194,7 @@ class PhaseTimer(Observer):
     # delivery
 
     def _restart(self) -> None:
-        self._timeline.start(self.session.track.current)
+        self.timeline.start(self.session.track.current)
         self._note_flush()
 
     def _note_flush(self) -> None:
@@ -210,7 +204,7 @@ class PhaseTimer(Observer):
         """Hand over the finished steps of warm-up and window."""
         # A Ctrl-C between draining the timeline and handing the records over would lose steps.
         with held():
-            records = [self._record(step) for step in self._timeline.drain() if step.record.stage in STAGES]
+            records = [self._record(step) for step in self.timeline.drain() if step.record.stage in STAGES]
             self.records.extend(records)
             if records:
                 for observer in self.session.observers:
@@ -230,7 +224,7 @@ class PhaseTimer(Observer):
         # GradScaler lowers its scale exactly when it found an infinity and skipped the update.
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
         # Without a loss, Lightning skips the backward pass too.
-        is_due = self.module.automatic_optimization and self.session.run.mode in BACKWARD_MODES
+        is_due = self.module.automatic_optimization and self.run.mode in BACKWARD_MODES
         record.is_skipped = scale < self._scale or (is_due and record.backward_s is None)
         self._scale = scale
         return record

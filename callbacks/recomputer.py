@@ -27,9 +27,8 @@ class Recomputer(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._undo = recompute_in_place(pl_module, self.options)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         self._undo.close()
 
-    def on_exception(self, *_: Any) -> None:
-        # Lightning then leaves out `teardown`.
-        self._undo.close()
+    # Lightning leaves out `teardown` after an exception.
+    on_exception = teardown

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -26,22 +25,21 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.session import MeasurementSession
+from lmbench.code_owners import is_own_object
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COMPLETE,
     Ending,
     definition_of_step,
     failed,
-    failed_collective,
     frame_location,
     interrupted,
     is_usage_error,
     judge,
 )
-from lmbench.instruments.environment import capture_environment, torch_flags
+from lmbench.instruments.environment import capture_environment, refuse_unlike, torch_flags
+from lmbench.instruments.flight_recorder import failed_collective
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
-from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
 from lmbench.records.load import load_run
@@ -51,7 +49,7 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import TRACEBACK_FILE, RunFolder
 from lmbench.records.summary import complete_run, join_ranks, rank_record
-from lmbench.records.vocabulary import RUNNING, Stage
+from lmbench.records.vocabulary import RUNNING, Stage, Values
 
 
 class RunRecorder(Observer):
@@ -85,7 +83,7 @@ class RunRecorder(Observer):
     def __init__(
         self,
         results_dir: str = "results",
-        caller_fields: Mapping[str, Any] | None = None,
+        caller_fields: Values | None = None,
         config_yaml: str | None = None,
         run_id: str | None = None,
     ) -> None:
@@ -96,8 +94,6 @@ class RunRecorder(Observer):
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
         self._has_warned = False
-        #: None before the setup of a run, and in a process that takes over its record.
-        self._session: MeasurementSession | None = None
 
     @property
     def result(self) -> RunFolder:
@@ -111,8 +107,7 @@ class RunRecorder(Observer):
         return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
     def prepare(self) -> None:
-        self._session = self.session
-        trainer, run = self.trainer, self.session.run
+        trainer, run = self.trainer, self.run
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
                 self.session.attach(kind())
@@ -122,7 +117,7 @@ class RunRecorder(Observer):
         run.is_profiled = type(trainer.profiler) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
-            self._open(run, trainer.strategy)
+            self._open(trainer.strategy)
 
     def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
@@ -159,7 +154,6 @@ class RunRecorder(Observer):
         run.window.changed_flags = [f"{name} {before[name]} -> {after[name]}" for name in changed]
         environment.flags, run.matmul_precision = flags, torch.get_float32_matmul_precision()
         run.model.trainable_parameter_count = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-        note_peak(run)
 
     def between_steps(self) -> None:
         # Raise once more: a bare `except` or a destructor can swallow the exception that the signal raised.
@@ -167,6 +161,8 @@ class RunRecorder(Observer):
             interrupt(signum)
 
     def run_closing(self, exception: BaseException | None) -> None:
+        # The precision of products may have changed, and FLOPs may have been counted.
+        note_peak(self.run)
         check_again = getattr(self.module, "check_again", None)
         if exception is None and callable(check_again):
             refused = self.run.memory.refused
@@ -241,8 +237,8 @@ class RunRecorder(Observer):
         Raises:
             UsageError: there is no result folder yet, and none can be made.
         """
-        if self._session is not None:
-            self._session.fail(exception)
+        if self.session is not None:
+            self.session.fail(exception)
         self._fail(exception)
 
     def teardown(self, *_: Any, **__: Any) -> None:
@@ -253,7 +249,7 @@ class RunRecorder(Observer):
     def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
             return
-        session = self._session
+        session = self.session
         if is_usage_error(exception) and received() is None and not (session and session.window_steps):
             self._discard()
             return
@@ -262,7 +258,7 @@ class RunRecorder(Observer):
                 if _get_rank():
                     # Only rank 0 makes a folder for a failure before `setup`.
                     return
-                self._open(self.run)
+                self._open()
             ending = self._judge(exception)
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probe steps take more memory than the window, which was complete before them.
@@ -273,11 +269,11 @@ class RunRecorder(Observer):
     def _judge(self, exception: BaseException) -> Ending:
         """The ending of a run that an exception ended; writes the traceback file if code failed."""
         phase, is_lmbench_subject = "setup", True
-        if self._session is not None:
+        if self.session is not None:
             if self.run.is_set_up:
-                phase = str(getattr(exception, "lmbench_phase", self._session.track.current))
+                phase = str(getattr(exception, "lmbench_phase", self.session.track.current))
             subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
-            is_lmbench_subject = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
+            is_lmbench_subject = all(map(is_own_object, subjects))
             # Only an attention function of the user is checked.
             is_lmbench_subject &= self.run.model.attention_check is None
         ending = judge(exception, phase, is_lmbench_subject)
@@ -293,7 +289,7 @@ class RunRecorder(Observer):
                 ending.error.traceback_file = TRACEBACK_FILE
         return ending
 
-    def _open(self, run: RunRecord, strategy: Strategy | None = None) -> None:
+    def _open(self, strategy: Strategy | None = None) -> None:
         """Make the result folder and write the first record, so that the run has one however it ends.
 
         Rank 0 makes the result folder, and every further rank a folder `rank<n>` in it.
@@ -301,15 +297,15 @@ class RunRecorder(Observer):
         Raises:
             UsageError: the folder cannot be written.
         """
+        run = self.run
         if not run.rank:
             self.folder = RunFolder.create(self.results_dir, self.run_id)
         if strategy is not None and run.world_size != 1:
             parent = strategy.broadcast(str(self.folder.path) if self.folder is not None else "")
             self.folder = self.folder or RunFolder.create(parent, f"rank{run.rank}")
         assert self.folder is not None
-        if self._session is not None:
-            self._session.folder = self.folder.path
-        self.run = run
+        if self.session is not None:
+            self.session.folder = self.folder.path
         run.run_id, run.started_at = self.folder.path.name, now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
         for name, value in self.caller_fields.items():
@@ -390,7 +386,7 @@ class RunRecorder(Observer):
                     self._write()
                 self.result.close()
                 self.run.unwritten_step_count = self.result.unwritten_count
-                failure = self._summarize() if self._session is not None else None
+                failure = self._summarize() if self.session is not None else None
                 if ending.outcome == "ok":
                     ending = failure or self._first_failure()
             self._note(ending)
@@ -421,7 +417,17 @@ class RunRecorder(Observer):
             return failed("OSError", message, "recording")
         if profile is not None and profile.trace_error:
             return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
-        return self._without_loss() or self._complete_ending()
+        window = self.run.window
+        if not window.steps or window.skipped_count != window.steps:
+            return self._complete_ending()
+        # Each step of the window was skipped, so that it has no step time.
+        if self.session is None or self.session.track.has_scaler:
+            return Ending("ok", ExitCode.GUARD_FAILED)
+        message = "training_step returned no loss in any step of the window: nothing was trained or timed"
+        ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
+        assert ending.error is not None
+        ending.error.location = frame_location(definition_of_step(self.module))
+        return ending
 
     def _summarize(self) -> Ending | None:
         """Summarize the steps in the record; returns the ending if that fails, after printing the traceback."""
@@ -431,19 +437,6 @@ class RunRecorder(Observer):
             traceback.print_exc()
             return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
         return None
-
-    def _without_loss(self) -> Ending | None:
-        """The ending of a run whose window has no step time, since each of its steps was skipped; None for others."""
-        window = self.run.window
-        if not window.steps or window.skipped_count != window.steps:
-            return None
-        if self._session is None or self._session.track.has_scaler:
-            return Ending("ok", ExitCode.GUARD_FAILED)
-        message = "training_step returned no loss in any step of the window: nothing was trained or timed"
-        ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
-        assert ending.error is not None
-        ending.error.location = frame_location(definition_of_step(self.module))
-        return ending
 
     def _steps(self) -> list[StepRecord]:
         """The steps in the folder and those that wait; the session's latest where somebody removed the folder."""

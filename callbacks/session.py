@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from numbers import Real
@@ -22,7 +22,7 @@ from lmbench.callbacks.events import Events, LeanCallback
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.originals import replaced_functions
-from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses, watch_restarts
+from lmbench.instruments.phases import BorderProfiler, ManualTrack, PhaseTrack, watch_restarts
 from lmbench.instruments.training import logged_values, loss_scaler
 from lmbench.instruments.window import (
     PACE_STEPS,
@@ -69,13 +69,15 @@ class MeasurementSession(LeanCallback):
         schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
     """
 
+    device: torch.device
+
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule or Schedule()
         self._trainer: Any = None
         self._reset()
 
     def _reset(self) -> None:
-        self.observers: list[Events] = []
+        self.observers = list[Events]()
         self.track = PhaseTrack()
         self.stage = Stage.WARMUP
         self.probe_kind: ProbeKind | None = None
@@ -93,14 +95,13 @@ class MeasurementSession(LeanCallback):
         self.steps_done = self._steps_before_epoch = 0
         self.window_steps = 0
 
-        self.device = torch.device("cpu")
         #: Folder for files of the run; a RunRecorder replaces it by the result folder.
         self.folder = Path()
         #: The run's PhaseTimer, which puts itself here.
         self.timer: Any = None
         self._has_started = False
         #: Callbacks that are removed from the Trainer when the run is over.
-        self._attached: list[Callback] = []
+        self._attached = list[Callback]()
         self._bypass, self._collector, self._undo = ExitStack(), ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
@@ -108,18 +109,18 @@ class MeasurementSession(LeanCallback):
 
         self._optimizer_steps_seen = 0
         #: By event of each step the methods of the observers that define it.
-        self._hearers: dict[str, list[Callable[..., None]]] = {}
+        self._hearers = dict[str, list[Callable[..., None]]]()
         #: Logged scalars of the running step, by name and source.
-        self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
+        self.scalars = dict[tuple[str, Hashable], torch.Tensor | float]()
         #: The values that `self.log` kept last.
-        self._logged: dict[str, torch.Tensor] = {}
+        self._logged = dict[str, torch.Tensor]()
         #: The kinds of the probe steps after the running one.
-        self.probes_left: list[ProbeKind] = []
+        self.probes_left = list[ProbeKind]()
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._last_batch = 0
         #: When rounds of the warm-up began whose pace several ranks watch.
-        self._rounds_ns: list[int] = []
+        self._rounds_ns = list[int]()
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
@@ -261,13 +262,12 @@ class MeasurementSession(LeanCallback):
             MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.track = PhaseTrack(
-            has_scaler=loss_scaler(trainer) is not None,
-            clips=bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module),
-            is_manual=not pl_module.automatic_optimization,
-        )
-        if self.track.is_manual:
-            watch_bypasses(self._bypass, pl_module, trainer.optimizers, self.track)
+        has_scaler = loss_scaler(trainer) is not None
+        clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module)
+        self.track = PhaseTrack(has_scaler, clips)
+        if not pl_module.automatic_optimization:
+            self.track = manual = ManualTrack(has_scaler, clips)
+            manual.watch_bypasses(self._bypass, pl_module, trainer.optimizers)
         watch_restarts(self._undo, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
@@ -302,13 +302,13 @@ class MeasurementSession(LeanCallback):
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._start(trainer)
-        elif not trainer.sanity_checking:
+        else:
             self.track.set_validating(True)
 
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._finish()
-        elif not trainer.sanity_checking:
+        else:
             self.track.set_validating(False)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
@@ -347,8 +347,8 @@ class MeasurementSession(LeanCallback):
             observer.run_started()
         # From now on a `setup` begins another run.
         self._has_started = True
-        if self.schedule.warmup_steps == 0:
-            self._open_window()
+        self._stages = self._lead()
+        next(self._stages)
 
     def _end_step(self) -> None:
         stage = self.stage
@@ -370,24 +370,32 @@ class MeasurementSession(LeanCallback):
                 timeout = timedelta(seconds=self.schedule.collective_timeout_s)
                 for group in distributed_c10d._world.pg_map:
                     distributed_c10d._set_pg_timeout(timeout, group)
-        self._advance()
+        next(self._stages, None)
         if self.stage is stage:
             for work in self._hearers["between_steps"]:
                 work()
 
-    def _advance(self) -> None:
-        if self.stage is Stage.WARMUP:
-            if self.steps_done >= self.schedule.warmup_steps and self._is_pace_steady():
-                self._open_window()
-        elif self.stage is Stage.WINDOW and self._is_window_complete():
-            self._close_window()
-            self.probes_left = self.schedule.probe_plan()
-            if self.probes_left:
-                self.probes_left += [kind for observer in self.observers for kind in observer.own_probes]
-                self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
-            self.stage = Stage.PROBE
-        if self.stage is Stage.PROBE:
-            self._next_probe()
+    def _lead(self) -> Iterator[None]:
+        """Lead the run through its stages; goes on whenever a step has ended."""
+        if self.schedule.warmup_steps:
+            while self.steps_done < self.schedule.warmup_steps or not self._is_pace_steady():
+                yield
+        self._open_window()
+        yield
+        while not self._is_window_complete():
+            yield
+        self._close_window()
+        if self.schedule.probe_steps:
+            self.stage, self.probes_left = Stage.PROBE, self.schedule.probe_plan()
+            self.probes_left += [kind for observer in self.observers for kind in observer.own_probes]
+            self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
+            while self.probes_left:
+                self._switch_probe(self.probes_left.pop(0))
+                yield
+            self._switch_probe(None)
+            self.run.probe.is_complete = True
+        self.stage = Stage.DONE
+        self._trainer.should_stop = True
 
     def _is_window_complete(self) -> bool:
         if self._agreed_steps is not None:
@@ -439,7 +447,7 @@ class MeasurementSession(LeanCallback):
         self.raw_wall_s = self.window_elapsed_s
         if ends_training and self.timer is not None:
             # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
-            self.raw_wall_s -= self.timer.since_step_s()
+            self.raw_wall_s -= self.timer.timeline.since_step_s()
         self.run.window.steps = self.window_steps
         batches = self._trainer.num_training_batches
         if math.isfinite(batches):
@@ -451,23 +459,15 @@ class MeasurementSession(LeanCallback):
             observer.window_closed()
         self._collector.close()
 
-    def _next_probe(self) -> None:
-        next_kind = self.probes_left.pop(0) if self.probes_left else None
-        if next_kind is not self.probe_kind:
-            self._switch_probe(next_kind)
-        if next_kind is None:
-            if self.run.probe.is_complete is not None:
-                self.run.probe.is_complete = True
-            self.stage = Stage.DONE
-            self._trainer.should_stop = True
-
     def repeat_probe(self) -> None:
         """Take one more probe step of the running kind."""
         if self.probe_kind is not None:
             self.probes_left.insert(0, self.probe_kind)
 
     def _switch_probe(self, kind: ProbeKind | None) -> None:
-        """End the running probe steps, if any, and begin those of `kind`, if any."""
+        """End the running probe steps, if any, and begin those of `kind`, if any, unless they are running."""
+        if kind is self.probe_kind:
+            return
         if self.probe_kind is not None:
             for observer in self.observers:
                 observer.probe_ended(self.probe_kind)

@@ -9,7 +9,6 @@ from typing import Any
 
 from lmbench.callbacks.observer import Observer
 from lmbench.code_owners import responsible_frame
-from lmbench.device import device_of
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.measured import HiddenSync
 
@@ -27,7 +26,7 @@ class SyncFinder(Observer):
     """
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._debug = device_of(self.session.device).sync_debug if kind is ProbeKind.SYNC else None
+        self._debug = self.device.sync_debug if kind is ProbeKind.SYNC else None
         if self._debug is None:
             return
         self._counts = Counter[tuple[str, str]]()
@@ -41,7 +40,7 @@ class SyncFinder(Observer):
         if self._debug is not None:
             self.undo.close()
             syncs = self._counts.most_common()
-            self.session.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in syncs]
+            self.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in syncs]
 
     def _note(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if "Synchronization debug mode is a prototype" in str(message):

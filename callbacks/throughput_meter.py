@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
-from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.subject import count_flops, note_peak, padding_of, token_counter
+from lmbench.instruments.subject import count_flops, padding_of, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
@@ -51,14 +50,14 @@ class ThroughputMeter(Observer):
         self._count_tokens = token_counter(self.module, self.trainer.datamodule)  # type: ignore[attr-defined]
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
         #: Batches of different numbers of tokens, by these, to count FLOPs on.
-        self._samples: dict[int, Any] = {}
+        self._samples = dict[int, Any]()
         #: Padding, and all tokens, of the warm-up's batches.
         self._padded = self._seen = 0
 
     def run_started(self) -> None:
-        self._sensor = device_of(self.session.device).sensor()
+        self._sensor = self.device.sensor()
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         # There is no batch where the module's step takes the data iterator.
         tokens = None if batch is None else self._count_tokens(batch)
         if tokens is not None:
@@ -82,18 +81,17 @@ class ThroughputMeter(Observer):
         # All steps are done, so running the module's step once more disturbs no measurement.
         stage = self.trainer.state.fn
         if exception is None and self._samples and stage is not None:
-            run = self.session.run
+            run = self.run
             # Longer sequences take more FLOPs a token: count on the batch that is nearest to the window's mean.
             batches = (run.window.steps or 1) * (run.window.micro_batches or 1)
             tokens = min(self._samples, key=lambda count: abs(count * batches - (run.window.tokens or 0)))
             batch = move_data_to_device(self._samples[tokens], self.session.device)
             count_flops(run.flops, self.module, str(run.mode), stage.value, batch, tokens)
-            note_peak(run)
 
     def before_window(self) -> None:
         if self._seen:
             # By tokens: of batches of different lengths, the long ones have more padding.
-            self.session.run.data.padding_fraction = self._padded / self._seen
+            self.run.data.padding_fraction = self._padded / self._seen
         self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()
         self._reading_due_s = time.monotonic() + READING_INTERVAL_S
@@ -109,7 +107,7 @@ class ThroughputMeter(Observer):
             self._tokens += self.session.step.tokens or 0
 
     def window_closed(self) -> None:
-        run = self.session.run
+        run = self.run
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
         if not self._tokens:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
 from torch.optim import Optimizer
 
+from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.subject import token_counter
 from lmbench.instruments.training import (
     fingerprints,
     is_same_batch,
-    loss_scaler,
+    loss_scale,
     norms,
     note_gradients,
+    parameters_of,
     total_norm,
     try_batch,
     unscales_itself,
@@ -77,25 +78,23 @@ class TrainingCheck(Observer):
     def probe_begins(self, kind: ProbeKind) -> None:
         if self._is_probing:
             self.listen(True)
-            self._left = _MOST_ADDED
-            #: What the checked steps told, once only the one after them is left.
-            self._first: TrainingFacts | None = None
-            self._begin()
+            self._steps, self._looks_at_batches = self._check_steps(), True
+            next(self._steps)
 
     def _begin(self) -> None:
         # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
         self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        self._gradient_norms: dict[str, float] = {}
+        self._gradient_norms = dict[str, float]()
         #: Parameters as they were before their optimizer stepped.
-        self._before: dict[str, tuple[float, float]] = {}
-        self._stepped: set[str] = set()
+        self._before = dict[str, tuple[float, float]]()
+        self._stepped = set[str]()
         self._batch_count = self._backward_count = 0
-        self._facts = self.session.run.probe.training = TrainingFacts()
+        self._facts = self.run.probe.training = TrainingFacts()
 
-    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+    def batch_ended(self, outputs: Outputs, batch: Any) -> None:
         if self._is_probing:
             self._batch_count += 1
-        if self._earlier_batch is not None and self._is_probing and self._first is None:
+        if self._earlier_batch is not None and self._is_probing and self._looks_at_batches:
             is_same = is_same_batch(batch, self._earlier_batch)
             self._facts.has_new_batch = None if is_same is None else not is_same
             if is_same is not None and self.module.automatic_optimization and self.trainer.world_size == 1:
@@ -133,21 +132,18 @@ class TrainingCheck(Observer):
             self._record_warmup_norm(optimizer)
             return
         # Check parameters of this optimizer, and those of none, which never move: the check is there to find them.
-        others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
+        others = {id(p) for o in trainer.optimizers for p in parameters_of(o)}
+        others -= {id(p) for p in parameters_of(optimizer)}
         checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
         self._check(checked, optimizer)
         self._stepped |= {name for name in checked if self._gradient_norms.get(name)}
         if not self._before:
-            self._scale = self._loss_scale()
+            self._scale = loss_scale(trainer)
         self._before |= fingerprints({name: p.detach() for name, p in checked.items() if p.grad is not None})
-
-    def _loss_scale(self) -> float:
-        scaler = loss_scaler(self.trainer)
-        return scaler.get_scale() if scaler else 1.0
 
     def _remaining_scale(self, optimizer: Optimizer | None) -> float:
         """The loss scale that gradients still have: at an optimizer's step only a fused one has not removed it."""
-        return self._loss_scale() if optimizer is None or unscales_itself(optimizer) else 1.0
+        return loss_scale(self.trainer) if optimizer is None or unscales_itself(optimizer) else 1.0
 
     def _record_warmup_norm(self, optimizer: Optimizer | None = None) -> None:
         """Record the gradient norm in the last warm-up step; the step's last call covers all micro-batches."""
@@ -167,8 +163,44 @@ class TrainingCheck(Observer):
         known |= {name: norm / scale for name, norm in taken.items() if norm or name not in known}
 
     def step_ended(self) -> None:
-        if not self._is_probing:
-            return
+        if self._is_probing:
+            self._note_step()
+            next(self._steps, None)
+
+    def _check_steps(self) -> Iterator[None]:
+        """Check a step, others while parameters are left, and with automatic optimization the one after these.
+
+        Goes on when a step was noted. The step after the others is recorded if it alone is idle.
+        """
+        is_automatic = self.module.automatic_optimization
+        self._begin()
+        for left in range(_MOST_ADDED, -1, -1):
+            yield
+            facts = self._facts
+            # By hand, an optimizer may step in another batch.
+            is_partial = self._stepped < self._trainable.keys()
+            if is_automatic:
+                is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
+            # Ranks may see other gradients, and all have to take as many steps.
+            if not self.trainer.strategy.broadcast(left > 0 and bool(facts.is_skipped or is_partial)):
+                break
+            if facts.is_skipped:
+                self._begin()
+            self.session.repeat_probe()
+        if is_automatic:
+            # Every second step may leave out its work.
+            self._looks_at_batches = False
+            self._begin()
+            self.session.repeat_probe()
+            yield
+            if self._facts.is_idle and not facts.is_idle:
+                for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
+                    setattr(self._facts, name, getattr(facts, name))
+            else:
+                self.run.probe.training = facts
+
+    def _note_step(self) -> None:
+        """Note what the step did with the parameters."""
         facts, is_automatic = self._facts, self.module.automatic_optimization
         note_gradients(facts, self._trainable, self._gradient_norms)
         # Without a loss, Lightning skips the backward pass.
@@ -179,39 +211,7 @@ class TrainingCheck(Observer):
             after = fingerprints({name: self._trainable[name].detach() for name in self._before})
             facts.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-            facts.is_skipped = not has_loss or self._loss_scale() < self._scale
-        if self._first is not None:
-            self._keep_worse(self._first)
-            return
-        if is_automatic:
-            is_partial = not facts.is_idle and bool(facts.missing_gradients or facts.zero_gradients)
-        else:
-            # An optimizer may step in another batch.
-            is_partial = self._stepped < self._trainable.keys()
-        repeats = self._left > 0 and bool(facts.is_skipped or is_partial)
-        # Ranks may see other gradients, and all have to take as many steps.
-        if self.trainer.strategy.broadcast(repeats):
-            self._left -= 1
-            if facts.is_skipped:
-                self._begin()
-            self.session.repeat_probe()
-        elif is_automatic:
-            # Every second step may leave out its work.
-            self._first = facts
-            self._begin()
-            self.session.repeat_probe()
-
-    def _keep_worse(self, first: TrainingFacts) -> None:
-        """Record the step after the checked ones if it alone is idle, with what the first tells of its batch."""
-        if self._facts.is_idle and not first.is_idle:
-            for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
-                setattr(self._facts, name, getattr(first, name))
-        else:
-            self.session.run.probe.training = first
+            facts.is_skipped = not has_loss or loss_scale(self.trainer) < self._scale
 
     def probe_ended(self, kind: ProbeKind) -> None:
         self.listen(False)
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -100,6 +100,11 @@ def _lasting_folders() -> dict[str, Owner]:
     return {sysconfig.get_path("stdlib"): "python", **dict.fromkeys(map(str, own_folders()), "lmbench")}
 
 
+def is_own_object(subject: object) -> bool:
+    """Whether the class of an object is one of lmbench's."""
+    return type(subject).__module__.startswith("lmbench.")
+
+
 def own_folders() -> list[Path]:
     """The folders of lmbench's code. In a checkout, whose root is on the package's path, there are three."""
     return [Path(__file__).parent, *(Path(root, part) for root in lmbench.__path__[1:] for part in _PARTS)]

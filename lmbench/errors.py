@@ -105,6 +105,12 @@ def unknown(what: str, name: str, known: Iterable[str], otherwise: str = "") -> 
     return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{otherwise}{suggest(name, known)}")
 
 
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Raises the error of `unknown` for a name that is not known."""
+    if name not in known:
+        raise unknown(what, name, known)
+
+
 def check_at_least(limit: int, **values: float) -> None:
     """Raises UsageError for the first value below the limit, or nan; each is passed by its name."""
     for name, value in values.items():

@@ -90,7 +90,7 @@ def open_corpus(text_files: Sequence[str]) -> Corpus:
     """
     if not text_files:
         return standard_library()
-    files: dict[Path, None] = {}
+    files = dict[Path, None]()
     for entry in text_files:
         path = Path(entry).expanduser()
         # Path.glob would refuse an absolute pattern.

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
 from lmbench.device import device_of
-from lmbench.errors import UsageError, check_at_least, tell, unknown
+from lmbench.errors import UsageError, check_at_least, check_known, tell
 from lmbench.files import cache_folder
 from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
@@ -130,10 +130,8 @@ class TokenData(LightningDataModule):
         self.text_files = list(text_files or [])
         self.cache_dir = Path(cache_dir or cache_folder()).expanduser()
         self._text: tuple[Corpus, TokenIds] | None = None
-        if source not in SOURCES:
-            raise unknown("source", source, SOURCES)
-        if placement not in PLACEMENTS:
-            raise unknown("placement", placement, PLACEMENTS)
+        check_known("source", source, SOURCES)
+        check_known("placement", placement, PLACEMENTS)
         check_at_least(1, batch_size=batch_size, context_length=context_length, vocab_size=vocab_size)
         check_at_least(0, num_workers=num_workers, seed=seed)
         check_at_least(MINIMUM_BATCHES, num_batches=num_batches)

@@ -10,7 +10,7 @@ import torch
 
 from lmbench.device.cpu import Cpu
 from lmbench.device.cuda import Cuda
-from lmbench.device.protocol import Device
+from lmbench.device.protocol import Device as Device
 from lmbench.errors import UsageError
 
 #: The kinds of devices by the type that PyTorch gives them; of those that a machine has, the first is the best.

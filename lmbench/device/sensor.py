@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 import os
 import time
+import tomllib
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from lmbench.records.measured import DeviceReading, DeviceState
 from lmbench.records.run import GpuFacts
+from lmbench.records.vocabulary import Values
 
 
 class Sensor:
@@ -33,6 +41,80 @@ class Sensor:
     def driver(self) -> str | None:
         """Version of the device's driver; None without one."""
         return None
+
+
+@cache
+def _queries(file: str) -> dict[str, Values]:
+    """The tables of a vendor's file in this folder, which documents them."""
+    return tomllib.loads(Path(__file__).with_name(file).read_text())
+
+
+class LibrarySensor(Sensor):
+    """Reads properties and state of a GPU by its vendor's library.
+
+    A figure that the card or the driver does not give is None; without the library all of them are.
+
+    Attributes:
+        prefix: the beginning of the names of the library's functions about one GPU.
+        table: the file of the queries whose answers are kept as they are.
+    """
+
+    prefix: str
+    table: str
+    _library: Any
+    #: The library's own error where card or driver do not support a query.
+    _error: type[Exception]
+    #: The library's name for this GPU; None where the library is not there or does not know it.
+    _handle: Any = None
+
+    def facts(self) -> GpuFacts:
+        """The `environment.gpu` of a run's record: by the library, or else by PyTorch where it knows a property."""
+        for name, query in _queries(self.table)["gpu"].items():
+            setattr(self._gpu, name, self._query(*query) or getattr(self._gpu, name))
+        return self._gpu
+
+    def read(self) -> DeviceReading:
+        # Read energy and time next to each other, since mean power is their quotient.
+        energy_j, read_at_s = self._energy_j(), time.monotonic()
+        other_pids, other_count = other_processes(self._pids())
+        return DeviceReading(
+            read_at_s=read_at_s,
+            energy_j=energy_j,
+            other_process_pids=other_pids,
+            other_process_count=other_count,
+            **{name: self._query(*query) for name, query in _queries(self.table)["reading"].items()},
+        )
+
+    @abstractmethod
+    def _energy_j(self) -> float | None:
+        """Energy since an arbitrary moment."""
+
+    @abstractmethod
+    def _pids(self) -> list[int] | None:
+        """Process ids on the GPU."""
+
+    def _query(self, function: str, constants: Sequence[str] = (), part: str = "", scale: float = 0.0) -> Any:
+        """The library's answer about this GPU; None where card or driver do not support the query.
+
+        Args:
+            function: name of the library's function, without `prefix`.
+            constants: names of the library's constants to pass as arguments.
+            part: attribute or key of the answer to return instead of the answer.
+            scale: factor on the answer; 0 for none.
+        """
+        if self._handle is None:
+            return None
+        try:
+            ask = getattr(self._library, f"{self.prefix}{function}")
+            answer = ask(self._handle, *(attrgetter(constant)(self._library) for constant in constants))
+            if part:
+                answer = answer[part] if isinstance(answer, dict) else getattr(answer, part)
+        except (self._error, AttributeError, KeyError):
+            return None
+        # What amdsmi does not know.
+        if answer == "N/A":
+            return None
+        return answer * scale if scale else answer
 
 
 def other_processes(pids: list[int] | None) -> tuple[list[int] | None, int | None]:

@@ -222,7 +222,7 @@ def _module_tables(modules: Sequence[NotedModule]) -> list[Table]:
     Modules are in the order of the model. Modules that differ only in a number of their path share a row
     (`blocks.*.norm`), which has their count.
     """
-    calls: Counter[tuple[str, str, str, str]] = Counter()
+    calls = Counter[tuple[str, str, str, str]]()
     groups: dict[bytes, list[NotedModule]] = defaultdict(list)
     for module in modules:
         groups[msgspec.json.encode(replace(module, path=collapsed(module.path)))].append(module)

@@ -59,13 +59,13 @@ class StepDtypes(TorchFunctionMode):
         self._phases = {"forward"} if getattr(module, "automatic_optimization", True) else {"forward", "other"}
         self._autocast_dtype: str | None = None
         # Counts by path of the calling module, operator's name, inputs, output, and whether autocast was on.
-        self._operators: Counter[tuple[str, str, _Dtypes, str, bool]] = Counter()
+        self._operators = Counter[tuple[str, str, _Dtypes, str, bool]]()
         # Inputs and outputs of each kind of call, by the module's path.
         self._calls: dict[str, dict[tuple[_Dtypes, _Dtypes], None]] = defaultdict(dict)
-        self._running: list[tuple[str, _Dtypes]] = []
+        self._running = list[tuple[str, _Dtypes]]()
         self._latest: _Dtypes = ()
-        self._gradients: dict[str, str] = {}
-        self._batch: dict[str, int] = {}
+        self._gradients = dict[str, str]()
+        self._batch = dict[str, int]()
         self._loss: Any = None
 
     def start(self, phase: str) -> None:
@@ -124,9 +124,8 @@ class StepDtypes(TorchFunctionMode):
         parameters = self._module.named_parameters()
         self._gradients = {name: dtype_name(p.grad.dtype) for name, p in parameters if p.grad is not None}
 
-    def note_loss(self, outputs: Any) -> None:
-        """Note the loss: a step's output, or the tensor that its backward starts from."""
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    def note_loss(self, loss: Any) -> None:
+        """Note the loss: of a step's output, or the tensor that its backward starts from; None changes nothing."""
         self._loss = self._loss if loss is None else loss
 
     def fill_in(self, record: DtypeRecord, precision: str, mode: str, optimizers: Iterable[Optimizer]) -> DtypeNotes:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
+from lmbench.records.vocabulary import Values
 
 
 class DataParallel(DDPStrategy):
@@ -46,7 +47,7 @@ class DataParallel(DDPStrategy):
         reduce_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         # torch 2.13 warns when broadcast_buffers is given, even as True, so pass it only when false.
-        options: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
+        options: Values = {} if broadcast_buffers else {"broadcast_buffers": False}
         super().__init__(
             ddp_comm_hook=bf16_compress_hook if reduce_dtype == "bfloat16" else None,
             gradient_as_bucket_view=gradient_as_bucket_view,
@@ -57,7 +58,7 @@ class DataParallel(DDPStrategy):
         )
 
     def _setup_model(self, model: Module) -> DistributedDataParallel:
-        options: dict[str, Any] = self._ddp_kwargs
+        options: Values = self._ddp_kwargs
         return DistributedDataParallel(model, self.determine_ddp_device_ids(), **options)
 
 

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.events import LeanCallback
+from lmbench.code_owners import is_own_object
 from lmbench.errors import UsageError
 from lmbench.fit.trainer import as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
@@ -46,7 +47,7 @@ from lmbench.memory.chain import BlockBorders
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
 from lmbench.memory.predictor import EARLIER, FakeStep
-from lmbench.records.vocabulary import PHASES
+from lmbench.records.vocabulary import PHASES, Values
 
 #: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.
 MOST_MICRO_BATCHES = 2
@@ -92,7 +93,7 @@ def without_masks(is_unpadded: bool) -> Iterator[None]:
     both, and with a mask they expand keys and values: 0.14 of 1.7 GiB more a block of a Llama with grouped queries.
     """
     masks = sys.modules.get("transformers.masking_utils")
-    changes = dict[str, Any]()
+    changes: Values = {}
     if find := getattr(masks, "find_packed_sequence_indices", None):
         changes[find.__name__] = lambda position_ids: None
     if is_unpadded and (read := getattr(masks, "_preprocess_mask_arguments", None)):
@@ -103,7 +104,7 @@ def without_masks(is_unpadded: bool) -> Iterator[None]:
 
 def leave_meta(module: nn.Module) -> None:
     """Give parameters on `meta` to the device: transformers leaves the bias of a tied head there, on fake tensors."""
-    moved: dict[int, nn.Parameter] = {}
+    moved = dict[int, nn.Parameter]()
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if parameter.device.type == "meta" and not is_lazy(parameter):
@@ -138,11 +139,11 @@ class StepWatch(LeanCallback):
         self.blocks, self.borders, self.steady_from = blocks, BlockBorders(), 0
         self.is_unpadded = False
         self._data, self._patches, self._needs_borders = data, patches, needs_borders
-        self._stepped: set[int] = set()
+        self._stepped = set[int]()
         self._step_count, self._state_bytes = 0, 0
         self._tracker, self._compile_options = tracker, compile_options
-        self._last_block: set[int] = set()
-        self._awaited: set[int] = set()
+        self._last_block = set[int]()
+        self._awaited = set[int]()
         track.listen(self._enter_phase, patches)
 
     def _enter_phase(self, phase: str) -> None:
@@ -250,9 +251,7 @@ def callbacks_with_memory(callbacks: Any) -> list[Callback]:
     """
     without = Checkpoint | ProgressBar | ModelSummary | LearningRateMonitor | DeviceStatsMonitor
     return [
-        callback
-        for callback in as_list(callbacks)
-        if not isinstance(callback, without) and not type(callback).__module__.startswith("lmbench.")
+        callback for callback in as_list(callbacks) if not isinstance(callback, without) and not is_own_object(callback)
     ]
 
 
@@ -359,7 +358,7 @@ class _Buckets:
 
     def __init__(self, module: Any, tracker: Tracker, rebuilds: bool) -> None:
         self._reducer, self._tracker = module.reducer, tracker
-        self._gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+        self._gradient_bytes = sum(p.nbytes for p in module.parameters() if p.requires_grad)
         self._is_rebuilt = not rebuilds
         self._has_reduced = False
         self._first_buckets: Allocation | None = None

@@ -21,11 +21,12 @@ from unittest.mock import patch
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import ShapeData, TokenData
-from lmbench.errors import ExitCode, UsageError, unknown
+from lmbench.errors import ExitCode, UsageError, check_known
 from lmbench.files import ScratchFolder
 from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
@@ -223,8 +224,7 @@ def _groups(instrument: str, flags: Values) -> Values:
     Raises:
         UsageError: there is no such instrument, or a flag of the Trainer is of a measurement that is not made here.
     """
-    if instrument not in PASS:
-        raise unknown("instrument", str(instrument), PASS)
+    check_known("instrument", instrument, PASS)
     if isinstance(flags["compile"], Mapping):
         flags["compile"] = settings_of("compile", CompileOptions, **flags["compile"])
     check_limits(flags)
@@ -297,7 +297,7 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
             data = TokenData(**module.token_settings())
         elif isinstance(module, AttentionLayer):
             data = ShapeData(batch_size=module.size.batch, context_length=module.size.seq)
-        elif getattr(type(module), loader) is getattr(LightningModule, loader):
+        elif not is_overridden(loader, module):
             raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
         return data
     if isinstance(data, str | bytes | Path):

@@ -126,7 +126,7 @@ class Announcement(Observer):
     def run_started(self) -> None:
         # The measurement goes on if the output cannot be written; the command says so at its end.
         with suppress(OSError):
-            give(Answer(banner(self.session.run)), Output())
+            give(Answer(banner(self.run)), Output())
 
 
 @dataclass

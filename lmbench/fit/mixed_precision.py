@@ -67,20 +67,26 @@ class Fp8Precision(RepairedMixedPrecision):
 
     Args:
         name: `fp8-tensorwise`, `fp8-rowwise`, or `fp8-tensorwise-fast`, whose products all accumulate in fewer bits.
-        device: the type of the device, `cuda` or `cpu`.
+        strategy: trains the module, on its device.
 
     Attributes:
         layers: which layers were converted; None before the conversion.
 
     Raises:
-        UsageError: torchao is not installed, or (in `convert_module`) no layer can be converted.
+        UsageError: torchao is not installed, the strategy does not support fp8, the GPU has no fp8 units, or (in
+            `convert_module`) no layer can be converted.
     """
 
-    def __init__(self, name: str, device: str) -> None:
-        super().__init__("bf16-mixed", device)
+    def __init__(self, name: str, strategy: Strategy) -> None:
+        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
+            kind = type(strategy).__name__
+            raise UsageError(f"precision {name} with trainer.strategy {kind}: not supported; allowed: auto, ddp, fsdp2")
+        if (reason := device_of(strategy.root_device).why_no_fp8()) is not None:
+            raise UsageError(f"precision {name} on {reason}")
+        super().__init__("bf16-mixed", strategy.root_device.type)
         self.precision = cast(Any, name)
         self.layers: Fp8Layers | None = None
-        self._originals: dict[str, nn.Linear] = {}
+        self._originals = dict[str, nn.Linear]()
         self._settings = ExitStack()
         try:
             self._torchao = version("torchao")
@@ -149,29 +155,16 @@ class Fp8Precision(RepairedMixedPrecision):
 class Fp8Tokens(LeanCallback):
     """Raises UsageError for a batch whose number of tokens, if it can be counted, `FP8_MULTIPLE` does not divide."""
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._count = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
-        count = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
-        tokens = None if batch is None else count(batch)
+        tokens = None if batch is None else self._count(batch)
         if (tokens or 0) % FP8_MULTIPLE:
             raise UsageError(
                 f"precision {trainer.precision} with {tokens} tokens in a batch; give a multiple of {FP8_MULTIPLE}, "
                 "as of --data.context_length"
             )
-
-
-def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
-    """The fp8 precision plugin for a strategy and its device.
-
-    Raises:
-        UsageError: torchao is not installed, the strategy does not support fp8, or the GPU has no fp8 units.
-    """
-    device = strategy.root_device
-    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
-        kind = type(strategy).__name__
-        raise UsageError(f"precision {name} with trainer.strategy {kind}: not supported; allowed: auto, ddp, fsdp2")
-    if (reason := device_of(device).why_no_fp8()) is not None:
-        raise UsageError(f"precision {name} on {reason}")
-    return Fp8Precision(name, device.type)
 
 
 def _why_left_out(linear: nn.Linear) -> str:

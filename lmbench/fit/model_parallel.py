@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.errors import UsageError, check_at_least, check_known
 from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
@@ -177,15 +177,15 @@ def split(module: LightningModule, mesh: DeviceMesh) -> None:
         )
     styles = {}
     for name, style in plan_of(mesh.size()).items():
-        if isinstance(style, str) and style not in _STYLES:
-            raise unknown("style of tensor_parallel_plan", style, _STYLES)
+        if isinstance(style, str):
+            check_known("style of tensor_parallel_plan", style, _STYLES)
         styles[name] = _STYLES[style]() if isinstance(style, str) else style
         if not any(fnmatch(path, name) for path, _ in module.named_modules()):
             raise UsageError(f"tensor_parallel_plan names {name}, and {type(module).__name__} has no such layer")
     parallelize_module(module, mesh, styles)
     # Every parameter becomes a DTensor, since optimizer steps and gradient norms do not mix tensors and DTensors.
     # `replicas` keeps a parameter that layers share one parameter.
-    replicas: dict[nn.Parameter, nn.Parameter] = {}
+    replicas = dict[nn.Parameter, nn.Parameter]()
     for part in list(module.modules()):
         plain = [(name, p) for name, p in part.named_parameters(recurse=False) if not isinstance(p, DTensor)]
         for name, parameter in plain:

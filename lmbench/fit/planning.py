@@ -49,11 +49,11 @@ class Planner:
         self._options, self._batch_size = given.options, given.batch_size
         self.samples = given.batch_size * given.micro_batches
         #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by kind of recipe.
-        self._ratios: dict[Kind, tuple[float, float]] = {}
+        self._ratios = dict[Kind, tuple[float, float]]()
         #: Ratios of measured to predicted work.
-        self._work_ratios: dict[Kind, float] = {}
+        self._work_ratios = dict[Kind, float]()
         #: Measured steps that the host set, each with the seconds of a micro-batch.
-        self._host_bound: list[tuple[Recipe, float]] = []
+        self._host_bound = list[tuple[Recipe, float]]()
         #: Bytes that measured steps reserved above their predictions; recipes for one memory miss it alike.
         self._missed_bytes = 0.0
 

@@ -62,6 +62,7 @@ from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
+from lmbench.instruments.subject import tensors_of
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
@@ -144,7 +145,7 @@ class Prediction:
         """Samples in the configuration's batch."""
         if self._data is not None:
             return self._data.batch_size
-        return next(iter(_leading_sizes(self._user_batch(None))), 1)
+        return _samples(self._user_batch(None))
 
     @property
     def context_length(self) -> int | None:
@@ -251,11 +252,11 @@ class Prediction:
             tokens = torch.empty(batch_size, context_length, dtype=torch.int64, device="meta")
             return TokenBatch(tokens, tokens)
         batch = self._user_batch(module)
-        samples = _leading_sizes(batch)[:1]
+        samples = _samples(batch)
 
         def resize(tensor: torch.Tensor) -> torch.Tensor:
             shape = list(tensor.shape)
-            if samples and shape[:1] == samples:
+            if shape[:1] == [samples]:
                 shape[0] = batch_size
             return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
@@ -301,11 +302,9 @@ def _keep_from_values(module: LightningModule) -> None:
     skip_value_checks(module)
 
 
-def _leading_sizes(batch: Any) -> list[int]:
-    """The first dimension of each tensor in a batch, scalars left out."""
-    sizes: list[int] = []
-    apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
-    return sizes
+def _samples(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor that has one."""
+    return next((tensor.shape[0] for tensor in tensors_of(batch) if tensor.ndim), 1)
 
 
 def forecast(words: list[str], request: Request) -> Forecast:

@@ -24,6 +24,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from traceback import FrameSummary
 from typing import NamedTuple
 
 import torch
@@ -36,11 +37,12 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection, _se
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 
+from lmbench.code_owners import responsible_frame
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.files import ScratchFolder
-from lmbench.fit.flight_recorder import read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import Ending, failed
+from lmbench.instruments.flight_recorder import read_stop, recording_variables
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import StoredRun, load_known
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -303,11 +305,13 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: str | None = None
 
 
 def _innermost(log: str) -> str:
-    """The innermost frame outside of torch and lightning, by the last stack in a rank's log."""
+    """The frame to name, by the last stack in a rank's log."""
     stack = log.rpartition("(most recent call first):")[2]
-    frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
-    frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
-    return next((f"{name} at {file}:{line}" for file, line, name in frames), "no place that it could tell")
+    lines = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
+    if not lines:
+        return "no place that it could tell"
+    frame = responsible_frame([FrameSummary(file, int(line), name) for file, line, name in reversed(lines)])
+    return f"{frame.name} at {frame.filename}:{frame.lineno}"
 
 
 def _run_of(path: Path, rank: int, pid: int | None) -> StoredRun:

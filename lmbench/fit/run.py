@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 
 from lmbench.callbacks import PhaseTimer, RunRecorder
-from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, message_of, tell, unknown
+from lmbench.errors import ExitCode, UsageError, check_known, find_modules_in_current_folder, message_of, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
@@ -111,15 +111,8 @@ def run(args: list[str], run_id: str | None = None) -> int:
             "wandb": wandb.filing(),
         }  # fmt: skip
         measurement = Measurement(command, line.model, settings, rooms, facts, line.text)
-
-        def build() -> tuple[LightningModule, Any, PhaseTimer, Values]:
-            return line.build("model"), line.build("data"), line.build("timer"), vars(line.build("trainer"))
-
-        options = {name: line.config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in line.config}
-        recorder = measurement.recorder
-        is_predicted, seed = rooms["memory"]["predict"], line.config.seed_everything
-        measure = partial(_measure, measurement, build, seed, is_loud, is_predicted, options)
-        code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure, args, settings)
+        recorder, measure = measurement.recorder, partial(_measure, measurement, line, is_loud)
+        code = measure() if rank_count == 1 else _measure_by_ranks(measurement, rank_count, measure, args)
         if recorder.folder is None or rank_of_process() or is_watched():
             return code
     except BaseException as error:
@@ -140,23 +133,20 @@ def _skipped(args: list[str]) -> dict[str, bool]:
     flags = [flag for word in args for flag in word.split(",") if word.startswith("--print_config=")]
     names = [flag.removeprefix("--print_config=") for flag in flags]
     for name in names:
-        if name not in _SKIPPED:
-            raise unknown("flag of --print_config", name, _SKIPPED)
+        check_known("flag of --print_config", name, _SKIPPED)
     return {_SKIPPED[name]: True for name in names}
 
 
-def _measure(
-    measurement: Measurement,
-    build: Callable[[], Any],
-    seed: int | bool | None,
-    is_loud: bool,
-    is_predicted: bool,
-    options: Values,
-) -> int:
+def _measure(measurement: Measurement, line: CommandLine, is_loud: bool) -> int:
     """Measure as this process's rank, and report a failure; returns the exit code."""
-    is_first, recorder = rank_of_process() == 0, measurement.recorder
+    is_first, recorder, config = rank_of_process() == 0, measurement.recorder, line.config
+    options = {name: config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in config}
+
+    def build() -> tuple[LightningModule, Any, PhaseTimer, Values]:
+        return line.build("model"), line.build("data"), line.build("timer"), vars(line.build("trainer"))
+
     tell_stack()
-    failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
+    failure = measurement.run(build, seed=config.seed_everything, announces=is_loud and is_first, **options)
     count, is_of_other_rank = recorder.run.rank_count, False
     if failure is not None:
         leave_group()
@@ -181,7 +171,7 @@ def _measure(
                 assert recorder.run.error is not None
                 _print_own_lines(failure, recorder.run.error, recorder.folder.path)
     if is_first:
-        complete_record(recorder, is_predicted=is_predicted)
+        complete_record(recorder, is_predicted=measurement.rooms["memory"]["predict"])
     return int(recorder.exit_code or 0)
 
 
@@ -192,16 +182,14 @@ def _measure_anew(args: list[str], run_id: str | None) -> int:
         return run(args, run_id)
 
 
-def _measure_by_ranks(
-    recorder: RunRecorder, count: int, measure: Callable[[], int], args: list[str], settings: MeasureSettings
-) -> int:
+def _measure_by_ranks(measurement: Measurement, count: int, measure: Callable[[], int], args: list[str]) -> int:
     """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
-    ends, stop = list[RankEnd](), None
+    recorder, ends, stop = measurement.recorder, list[RankEnd](), None
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
     existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
         measure_anew = partial(_measure_anew, args, recorder.run_id)
-        ends, stop = run_ranks(path, count, measure, measure_anew, settings.collective_timeout_s)
+        ends, stop = run_ranks(path, count, measure, measure_anew, measurement.settings.collective_timeout_s)
     signum = received()
     cause = cause_of(ends) if signum is None else None
     ending = None if cause is None else ending_of_ranks(cause, ends, stop)

@@ -72,7 +72,7 @@ class OverlappedDDP(NaiveDDP):
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
-        self._works: list[Any] = []
+        self._works = list[Any]()
         for parameter in self._module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._accumulated)
@@ -101,7 +101,7 @@ class BucketedDDP(OverlappedDDP):
     def __init__(self, bucket_cap_mb: float = 25.0) -> None:
         super().__init__()
         self._cap_bytes = bucket_cap_mb * 2**20
-        self._bucket: list[Tensor] = []
+        self._bucket = list[Tensor]()
 
     def gradient_ready(self, gradient: Tensor) -> None:
         self._bucket.append(gradient)

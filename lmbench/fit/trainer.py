@@ -20,7 +20,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lmbench.callbacks import Compiler, KernelProfiler, Recomputer
 from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
-from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
+from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Precision, Fp8Tokens, RepairedMixedPrecision
 from lmbench.fit.strategies import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.recomputing import RecomputeOptions
@@ -150,7 +150,7 @@ class BenchTrainer(Trainer):
         """Replace the precision plugin of fp8 and of mixed precision; returns the repairs."""
         plugin = self.strategy.precision_plugin
         if is_fp8:
-            self.strategy.precision_plugin = fp8_precision(name, self.strategy)
+            self.strategy.precision_plugin = Fp8Precision(name, self.strategy)
             return [*REPAIRS, *(FP8_CHANGES if options is not None and name == ROWWISE else FP8_CHANGES[:1])]
         if type(plugin) is not MixedPrecision:
             return []

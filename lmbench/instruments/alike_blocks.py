@@ -33,8 +33,8 @@ def outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool
 
     Modules are called one by one, and a list is not: layers that are lists themselves are no blocks.
     """
-    lists: list[nn.Sequential] = []
-    nested: set[nn.Module] = set()
+    lists = list[nn.Sequential]()
+    nested = set[nn.Module]()
     for child in module.modules():
         if isinstance(child, nn.ModuleList | nn.Sequential) and child not in nested:
             blocks = cast(nn.Sequential, child)
@@ -89,8 +89,8 @@ class AlikeBlocks:
     """
 
     def __init__(self, module: LightningModule, keep_blocks: int | None) -> None:
-        self.lists: list[nn.Sequential] = []
-        self.kinds: list[int] = []
+        self.lists = list[nn.Sequential]()
+        self.kinds = list[int]()
         self._module, self._keep_blocks = module, keep_blocks
         self._cut()
         if type(module).configure_model is not LightningModule.configure_model:

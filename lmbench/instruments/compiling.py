@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,13 +164,17 @@ def _compile_call(target: nn.Module, options: CompileOptions, undo: ExitStack) -
     is_sharded = isinstance(target, FSDPModule)
     call = target.forward if is_sharded else target._call_impl
 
-    # Dynamo skips frames of torch.nn, so `nn.Sequential().compile()` compiles nothing. It compiles this function's
-    # frame for every module.
+    compiled = torch.compile(framed(call), **options.arguments())
+    undo.enter_context(patch.object(target, "forward" if is_sharded else "_compiled_call_impl", compiled))
+
+
+def framed(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call in a frame for Dynamo, which skips frames of torch.nn: `nn.Sequential().compile()` compiles nothing."""
+
     def forward(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    compiled = torch.compile(forward, **options.arguments())
-    undo.enter_context(patch.object(target, "forward" if is_sharded else "_compiled_call_impl", compiled))
+    return forward
 
 
 def end_compile_workers() -> None:

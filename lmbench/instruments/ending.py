@@ -15,14 +15,11 @@ from traceback import FrameSummary, walk_tb
 from types import TracebackType
 from typing import NamedTuple
 
-import msgspec
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from msgspec import Struct
 from torch._dynamo.exc import TorchDynamoException
-from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
 from lmbench.code_owners import INSTALLED, code_owner, location_of
@@ -250,35 +247,3 @@ def is_lmbench_failure(exception: BaseException) -> bool:
     owners = [code_owner(frame.f_code.co_filename) for frame, _ in walk_tb(exception.__traceback__)]
     callers = [owner for owner in owners if owner in ("lmbench", "lightning")]
     return not callers or callers[-1] == "lmbench"
-
-
-class Collective(Struct, frozen=True):
-    """A collective that a rank has called, from PyTorch's flight recorder; the fields are the recorder's own."""
-
-    process_group: tuple[str, ...]
-    collective_seq_id: int
-    profiling_name: str
-    state: str
-    input_sizes: list[list[int]] = []
-    timeout_ms: int = 0
-
-    def __str__(self) -> str:
-        sizes = ", ".join(" x ".join(map(str, size)) for size in self.input_sizes)
-        return f"{self.profiling_name}, number {self.collective_seq_id} of its group, of {sizes} elements"
-
-
-class FlightRecord(Struct):
-    """The collectives that a rank called last, oldest first."""
-
-    entries: list[Collective] = []
-
-
-def failed_collective(exception: BaseException) -> str | None:
-    """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
-    if not (isinstance(exception, DistError) or re.search("/gloo/|pair closure", message_of(exception))):
-        return None
-    record = torch._C._distributed_c10d._dump_fr_trace_json(True, False)  # type: ignore[attr-defined]
-    entries = msgspec.json.decode(record, type=FlightRecord, strict=False).entries
-    # Gloo's entries all stay `scheduled`, and the last one failed. NCCL marks the running one as `started`.
-    running = [entry for entry in entries if entry.state == "started"]
-    return str((running or entries[-1:])[0]) if entries else None

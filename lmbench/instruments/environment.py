@@ -9,17 +9,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.distributed import all_gather_object, get_world_size
 
 from lmbench import version
 from lmbench.device import device_of
+from lmbench.errors import UsageError
 from lmbench.files import short_digest
 from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
 from lmbench.programs import git_output
 from lmbench.records.run import Code, Flags, Revision, RunEnvironment, Versions
+from lmbench.records.vocabulary import Values
 
 T = TypeVar("T")
 
@@ -123,3 +126,20 @@ def git_state(folder: Path, holds: str | None = None) -> Revision:
     # Two runs of an edited tree are runs of one code only if the edits are the same.
     changes = git_output(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD")
     return Revision(commit, True, None if changes is None else short_digest(changes))
+
+
+def refuse_unlike(facts: Values) -> None:
+    """Compare this rank's facts with those of all other ranks.
+
+    Raises:
+        UsageError: the ranks differ in one of the facts; raised on every rank.
+    """
+    ranks: list[Any] = [None] * get_world_size()
+    all_gather_object(ranks, facts)
+    for name, value in ranks[0].items():
+        for rank, rank_facts in enumerate(ranks):
+            if rank_facts.get(name) != value:
+                raise UsageError(
+                    f"ranks must be alike: {name} is {value!r} on rank 0 and {rank_facts.get(name)!r} on rank {rank}; "
+                    "start all of them with the same code, settings and devices"
+                )

@@ -20,18 +20,16 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from lmbench.device import device_of, synchronize
+from lmbench.device import synchronize
 from lmbench.python_process import PAIR
 from lmbench.records.measured import HostState
 from lmbench.records.process import load_per_core
 from lmbench.records.run import HostFacts
-from lmbench.records.step import StepRecord
 
 _REPEATS = 5
 _LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
 #: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.
 _MIN_ELAPSED_S = 0.2
-_READING_INTERVAL_S = 0.05
 
 
 def host_facts(device: torch.device) -> HostFacts:
@@ -88,31 +86,6 @@ def reset_peak_rss() -> None:
     """Let the peak begin anew with the memory that this process has now; without effect where Linux refuses it."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-class MemoryReader:
-    """Reads the memory of this process alone, and what the caching allocator has reserved, at ends of steps.
-
-    It is taken each 50 ms at most: on a CPU it takes some 30 us of the host, and the allocator's counters take more. Of
-    these, `memory_reserved` would flatten and sort a hundred counters to return one.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._counters = device, device_of(device).counters
-        self._due_s, self._process = 0.0, psutil.Process()
-
-    def read(self, step: StepRecord) -> None:
-        """Note the memory in the record of the running step, if a reading is due."""
-        now_s = time.monotonic()
-        if now_s < self._due_s:
-            return
-        self._due_s = now_s + _READING_INTERVAL_S
-        # Resident less shared memory: pages of files and of a loader's tensors come and go with the page cache.
-        memory = self._process.memory_info()
-        step.host_bytes = memory.rss - memory.shared
-        if self._counters is not None:
-            counters = self._counters.memory_stats_as_nested_dict(self._device)
-            step.reserved_bytes = counters["reserved_bytes"]["all"]["current"]
 
 
 class HostReading(NamedTuple):

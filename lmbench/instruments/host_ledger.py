@@ -33,8 +33,8 @@ class HostLedger:
 
     def __init__(self, track: PhaseTrack) -> None:
         self._owners = [""]
-        self._spans_ns: Counter[tuple[str, str]] = Counter()
-        self._calls: Counter[tuple[str, str]] = Counter()
+        self._spans_ns = Counter[tuple[str, str]]()
+        self._calls = Counter[tuple[str, str]]()
         self._phase, self._since_ns = track.current, time.perf_counter_ns()
 
     def book(self, phase: str | None = None) -> None:

@@ -8,7 +8,7 @@ state machine `PhaseTrack` turns them into a sequence of phases.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -30,29 +30,19 @@ Handler = Callable[[], None]
 class PhaseTrack:
     """A stack of phases, whose listeners are called with every phase that begins.
 
-    Of a manually optimizing `training_step` Lightning announces `manual_backward` (between the hooks on_before_backward
-    and on_after_backward) and updates of its own optimizers (from on_before_optimizer_step to the end of `step`). Under
-    a scaler the unscaling before an update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing
-    cannot be told apart, and count as `other`.
-
     Args:
         has_scaler: whether gradients are unscaled between backward and clipping (`16-mixed`), in phase `optimizer`.
         clips: whether gradients are clipped; otherwise there is no phase `clip`.
-        is_manual: whether the module optimizes manually.
 
     Attributes:
         current: the running phase.
     """
 
-    def __init__(self, has_scaler: bool = False, clips: bool = True, is_manual: bool = False) -> None:
-        self.has_scaler, self.clips, self.is_manual = has_scaler, clips, is_manual
-        self._listeners: list[Callable[[str], None]] = []
+    def __init__(self, has_scaler: bool = False, clips: bool = True) -> None:
+        self.has_scaler, self.clips = has_scaler, clips
+        self._listeners = list[Callable[[str], None]]()
         #: Phases whose time counts as `other`.
-        self._hidden: set[str] = {"forward", "clip", "zero_grad"} if is_manual else set()
-        if is_manual and has_scaler:
-            self._hidden.add("optimizer")
-        #: Phases that manual optimization has begun through Lightning.
-        self._announced: set[str] = set()
+        self._hidden = set[str]()
         self._stack = ["other"]
         self.current = "other"
         #: Whether a training validates, which takes all time but that of checkpoints.
@@ -69,17 +59,9 @@ class PhaseTrack:
         self._listeners.append(listener)
         undo.callback(self._listeners.remove, listener)
 
-    def hide_unless_running(self, phase: str, *_: Any) -> None:
-        """Hide a phase from now on, if its work happens while another phase is running."""
-        if self._stack[-1] != phase:
-            self._hidden.add(phase)
-
     def unseen_phases(self) -> list[str]:
         """Phases whose time counts as `other`, because their beginning and end are unknown."""
-        if not self.is_manual:
-            return []
-        unannounced = {"backward", "optimizer"} - self._announced
-        return [phase for phase in PHASES if phase in self._hidden | unannounced]
+        return [phase for phase in PHASES if phase in self._hidden]
 
     def enter(self, phase: str) -> None:
         self._stack.append(phase)
@@ -133,46 +115,18 @@ class PhaseTrack:
             with suppress(AttributeError):  # of a frozen dataclass, say
                 exception.lmbench_phase = self.current  # type: ignore[attr-defined]
 
-    def stop_backward(self) -> None:
-        if self.has_scaler:
-            self.leave("other", "optimizer")
-        else:
-            self.leave()
-
-    def start_clip(self) -> None:
-        self.enter("clip" if self.clips else "other")
-
-    # Actions of manual optimization, which happen inside the forward.
-
-    def start_manual(self, phase: str) -> None:
-        if not self.is_manual:
-            return
-        if self._stack[-1] == phase:
-            # The optimizer runs its closure several times, so forwards lie inside the update.
-            self._hidden.add(phase)
-            return
-        self._announced.add(phase)
-        self.enter(phase)
-
-    def stop_manual(self, phase: str) -> None:
-        if self.is_manual and self._stack[-1] == phase:
-            self.leave()
-
-    def handlers(self) -> Mapping[tuple[str, str], tuple[Handler, Handler]]:
-        """The functions for the start and the stop of each action that bounds a phase, by the action's owner and name.
-
-        Hooks of callbacks bound no phase, except the first one after a manual backward pass.
-        """
+    def handlers(self) -> dict[tuple[str, str], tuple[Handler, Handler]]:
+        """The functions for start and stop of each action that bounds a phase, by the action's owner and name."""
         data = self.start_data, self.stop_data
+        update = partial(self.leave, "other", "optimizer")
         forward = partial(self.enter, "forward"), self.leave
-        end_manual_backward = partial(self.stop_manual, "backward"), _nothing
         return {
             (LOOP, "train_dataloader_next"): data,
             (LOOP, "val_next"): data,
             (STRATEGY, "training_step"): forward,
             (STRATEGY, "validation_step"): forward,
             (STRATEGY, "batch_to_device"): (self.start_transfer, self.leave),
-            (STRATEGY, "backward"): (partial(self.enter, "backward"), self.stop_backward),
+            (STRATEGY, "backward"): (partial(self.enter, "backward"), update if self.has_scaler else self.leave),
             # This action contains the closure with forward and backward, so until clipping ends its time is `other`.
             (MODULE, "optimizer_step"): (partial(self.enter, "other"), self.leave),
             # Zeroing after the update ends the update.
@@ -181,15 +135,75 @@ class PhaseTrack:
                 partial(self.leave, "optimizer", "other"),
             ),
             # The update follows clipping directly, inside the running `optimizer_step` action.
-            (MODULE, "configure_gradient_clipping"): (self.start_clip, partial(self.leave, "other", "optimizer")),
+            (MODULE, "configure_gradient_clipping"): (partial(self.enter, "clip" if self.clips else "other"), update),
             ("", "save_checkpoint"): (partial(self.enter, CHECKPOINT), self.leave),
-            (MODULE, "on_before_backward"): (_nothing, partial(self.start_manual, "backward")),
-            # The first hook after backward ends it: a callback's, or else the module's.
-            (CALLBACK, "on_after_backward"): end_manual_backward,
-            (MODULE, "on_after_backward"): end_manual_backward,
-            (MODULE, "on_before_optimizer_step"): (_nothing, partial(self.start_manual, "optimizer")),
-            ("", "optimizer_step"): (_nothing, partial(self.stop_manual, "optimizer")),
         }
+
+
+class ManualTrack(PhaseTrack):
+    """The phases of a module that optimizes manually, whose backward passes and updates happen inside its forward.
+
+    Lightning announces `manual_backward` (between the hooks on_before_backward and on_after_backward) and updates of
+    its own optimizers (from on_before_optimizer_step to the end of `step`). Under a scaler the unscaling before an
+    update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing cannot be told apart, and count as
+    `other`.
+    """
+
+    def __init__(self, has_scaler: bool, clips: bool) -> None:
+        super().__init__(has_scaler, clips)
+        self._hidden |= {"forward", "clip", "zero_grad", *(["optimizer"] if has_scaler else [])}
+        #: Phases that have not begun through Lightning.
+        self._unannounced = {"backward", "optimizer"}
+
+    def unseen_phases(self) -> list[str]:
+        return [phase for phase in PHASES if phase in self._hidden | self._unannounced]
+
+    def handlers(self) -> dict[tuple[str, str], tuple[Handler, Handler]]:
+        end_backward = partial(self._stop, "backward"), _nothing
+        return {
+            **super().handlers(),
+            (MODULE, "on_before_backward"): (_nothing, partial(self._start, "backward")),
+            # The first hook after backward ends it: a callback's, or else the module's.
+            (CALLBACK, "on_after_backward"): end_backward,
+            (MODULE, "on_after_backward"): end_backward,
+            (MODULE, "on_before_optimizer_step"): (_nothing, partial(self._start, "optimizer")),
+            ("", "optimizer_step"): (_nothing, partial(self._stop, "optimizer")),
+        }
+
+    def _start(self, phase: str) -> None:
+        if self._stack[-1] == phase:
+            # The optimizer runs its closure several times, so forwards lie inside the update.
+            self._hidden.add(phase)
+            return
+        self._unannounced.discard(phase)
+        self.enter(phase)
+
+    def _stop(self, phase: str) -> None:
+        if self._stack[-1] == phase:
+            self.leave()
+
+    def watch_bypasses(self, undo: ExitStack, module: nn.Module, optimizers: Iterable[Any]) -> None:
+        """Hide `backward` or `optimizer` where the module bypasses Lightning, until `undo` is closed.
+
+        A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's optimizer beside
+        Lightning's. Then a part of the phase has no borders, and the time of the other part alone would be wrong.
+        PyTorch's hooks reveal the bypass: `Tensor.register_post_accumulate_grad_hook` and
+        `Optimizer.register_step_post_hook`. They cost the host a call for every parameter, so close `undo` before the
+        window.
+        """
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(partial(self._hide_unless_running, "backward"))
+                undo.callback(hook.remove)
+        for optimizer in optimizers:
+            if isinstance(optimizer, Optimizer):
+                hook = optimizer.register_step_post_hook(partial(self._hide_unless_running, "optimizer"))
+                undo.callback(hook.remove)
+
+    def _hide_unless_running(self, phase: str, *_: Any) -> None:
+        """Hide a phase from now on, if its work happens while another phase is running."""
+        if self._stack[-1] != phase:
+            self._hidden.add(phase)
 
 
 def _nothing() -> None:
@@ -220,7 +234,7 @@ class BorderProfiler(Profiler):
         super().__init__()
         self.inner, self.track = inner, track
         self._handlers = track.handlers()
-        self._scopes: dict[str, AbstractContextManager[None]] = {}
+        self._scopes = dict[str, AbstractContextManager[None]]()
         if isinstance(inner, PassThroughProfiler):
             # Without a profiler of the user's, an action costs a look-up and no generator.
             self.profile = self.scope  # type: ignore[method-assign,assignment]
@@ -267,20 +281,3 @@ def watch_restarts(undo: ExitStack, track: PhaseTrack) -> None:
             track.leave()
 
     undo.enter_context(patch.object(_DataFetcher, "__iter__", restart))
-
-
-def watch_bypasses(undo: ExitStack, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
-    """Hide `backward` or `optimizer` where manual optimization bypasses Lightning, until `undo` is closed.
-
-    A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's optimizer beside
-    Lightning's. Then a part of the phase has no borders, and the time of the other part alone would be wrong. PyTorch's
-    hooks reveal the bypass: `Tensor.register_post_accumulate_grad_hook` and `Optimizer.register_step_post_hook`. They
-    cost the host a call for every parameter, so close `undo` before the window.
-    """
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook(partial(track.hide_unless_running, "backward"))
-            undo.callback(hook.remove)
-    for optimizer in optimizers:
-        if isinstance(optimizer, Optimizer):
-            undo.callback(optimizer.register_step_post_hook(partial(track.hide_unless_running, "optimizer")).remove)

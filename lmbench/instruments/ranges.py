@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd.profiler import record_function
 
 from lmbench.instruments.compiling import hooked_modules
+from lmbench.instruments.phases import PhaseTrack
 from lmbench.records.vocabulary import MODULE, PAUSES, PHASE, STEP
 
 
@@ -29,24 +30,32 @@ class StepRanges:
     """A range for each step, and in it a range for each phase, one after the other and never nested.
 
     Excluded time within a step, such as a validation, lies in no phase range.
+
+    Args:
+        track: tells the phases.
+        markers: those of `Device`.
     """
 
-    def __init__(self, markers: ModuleType | None) -> None:
-        self._markers = markers
+    def __init__(self, track: PhaseTrack, markers: ModuleType | None = None) -> None:
+        self._track, self._markers = track, markers
         #: The range of the running step, followed by that of the running phase.
-        self._open: list[ExitStack] = []
+        self._open = list[ExitStack]()
 
     @property
     def is_in_step(self) -> bool:
         return bool(self._open)
 
-    def begin(self, step: int, phase: str) -> None:
-        """Begin a step in `phase`, and end the step before."""
+    def follow(self, undo: ExitStack) -> None:
+        """Begin a range with each phase that begins, until `undo` is closed."""
+        self._track.listen(self._border, undo)
+
+    def begin(self, step: int) -> None:
+        """Begin a step in the running phase, and end the step before."""
         self.end()
         self._open.append(_opened(f"{STEP}{step}", self._markers))
-        self.border(phase)
+        self._border(self._track.current)
 
-    def border(self, phase: str) -> None:
+    def _border(self, phase: str) -> None:
         """Begin a phase within the step, and end the phase before."""
         self._close(1)
         if self._open and phase not in PAUSES:
@@ -64,7 +73,7 @@ class _OpenRanges(threading.local):
     """The open ranges of the running thread: activation checkpointing recomputes a forward on autograd's thread."""
 
     def __init__(self) -> None:
-        self.stack: list[ExitStack] = []
+        self.stack = list[ExitStack]()
 
 
 class ModuleRanges:
@@ -76,7 +85,7 @@ class ModuleRanges:
         classes: the class name of each submodule by its path.
     """
 
-    def __init__(self, module: nn.Module, markers: ModuleType | None) -> None:
+    def __init__(self, module: nn.Module, markers: ModuleType | None = None) -> None:
         self._markers = markers
         self._open = _OpenRanges()
         self._hooks = ExitStack()

@@ -148,7 +148,7 @@ class _BlockGroup:
         self._functions = [block.forward for block in blocks]
         self._output: Any = None
         #: The first block's arguments besides the hidden state, while others of the group are to be called.
-        self._others: list[Any] = []
+        self._others = list[Any]()
         self._passes = 0
 
     def forward(self, *inputs: Any, **named: Any) -> Any:

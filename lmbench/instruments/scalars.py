@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lmbench.device import device_of
+from lmbench.device import Device
 
 #: Values that can be on their way to the host at once; older ones are overwritten.
 _RING_SIZE = 8192
@@ -19,8 +19,8 @@ class ScalarRing:
         device: device of the scalars.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._host = torch.zeros(_RING_SIZE, dtype=torch.float32, pin_memory=device_of(device).pins_memory)
+    def __init__(self, device: Device) -> None:
+        self._host = torch.zeros(_RING_SIZE, dtype=torch.float32, pin_memory=device.pins_memory)
         self._slots = self._host.unbind()
         self._next = 0
 

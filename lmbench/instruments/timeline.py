@@ -63,7 +63,7 @@ class Timeline:
     def __init__(self, clock: HostClock) -> None:
         self.clock = clock
         self._stamp = clock.stamp
-        self._marks: list[Mark] = []
+        self._marks = list[Mark]()
         #: Ended steps and their marks, which the device may not have reached.
         self._pending: deque[tuple[Step, list[Mark]]] = deque()
         self._base_host_ns = 0

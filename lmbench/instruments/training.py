@@ -26,6 +26,12 @@ def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     return scaler
 
 
+def loss_scale(trainer: Trainer) -> float:
+    """The factor by which losses are multiplied now, 1 in a precision without one. Waits for the device."""
+    scaler = loss_scaler(trainer)
+    return 1.0 if scaler is None else scaler.get_scale()
+
+
 def logged_values(trainer: Any, taken: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and values that `self.log` has kept since the last call, as tensors on their device.
 
@@ -76,7 +82,7 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     dtypes = {value.dtype for value in values}
     dtype = None if torch.float64 in dtypes or dtypes == {torch.float32} else torch.float32
     # PyTorch mixes neither devices nor sharded tensors with others.
-    groups: dict[Any, list[torch.Tensor]] = {}
+    groups = dict[Any, list[torch.Tensor]]()
     for value in values:
         groups.setdefault((value.device, getattr(value, "device_mesh", None)), []).append(value)
     norms_of_groups: list[torch.Tensor] = [
@@ -105,6 +111,11 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 def _of_all_ranks(number: torch.Tensor) -> torch.Tensor:
     """The norm or sum over all ranks, where each rank has that of its shard."""
     return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters of all of an optimizer's groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""The schedule of a run (warm-up, window, probe steps), and garbage collection and memory peaks at its borders.
+"""The schedule of a run (warm-up, window, probe steps), and the collection of garbage at the window's borders.
 
 The session of a measured Trainer and the control arms of `lmbench overhead` share this module, so that only their loops
 differ.
@@ -14,16 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
 
-import torch
-from torch.distributed import all_gather_object, get_world_size
-
-from lmbench.device import device_of
-from lmbench.errors import UsageError, check_at_least
-from lmbench.instruments.host import peak_rss_bytes
-from lmbench.records.measured import Memory
-from lmbench.records.vocabulary import Values
+from lmbench.errors import check_at_least
 
 #: Steps in a round of the warm-up whose pace is timed, and rounds at most.
 PACE_STEPS, MAX_PACE_ROUNDS = 5, 6
@@ -136,69 +128,3 @@ def quiet_collector(undo: ExitStack) -> float:
         gc.disable()
         undo.callback(gc.enable)
     return length_s
-
-
-class AllocatorPeaks:
-    """Records peaks and retries of the caching allocator over the run and over the window, and the host's peak memory.
-
-    PyTorch has one set of peaks, which is reset here, since an earlier run of the process may have left its own, and
-    when the window opens. So the run's peaks are the highest of both readings. Without such an allocator, as on a CPU,
-    only `host_peak_rss_bytes` is known.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._counters = device_of(device).counters
-        self._run = (0, 0)
-        if self._counters is not None:
-            self._counters.reset_peak_memory_stats(device)
-            self._retries_before = self._retry_count()
-
-    def _read(self) -> tuple[int, int]:
-        """Peaks of allocated and reserved bytes since the last reset, which also raise the run's peaks."""
-        peaks = self._counters.max_memory_allocated(self.device), self._counters.max_memory_reserved(self.device)
-        self._run = max(self._run[0], peaks[0]), max(self._run[1], peaks[1])
-        return peaks
-
-    def begin_window(self) -> None:
-        if self._counters is not None:
-            self._read()
-            self._retries, self._reserved = self._retry_count(), self._counters.memory_reserved(self.device)
-            self._counters.reset_peak_memory_stats(self.device)
-
-    def end_window(self, memory: Memory) -> None:
-        """Record the window's peaks and the run's."""
-        if self._counters is not None:
-            memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read()
-            memory.window_alloc_retry_count = self._retry_count() - self._retries
-            memory.window_reserved_growth_bytes = self._counters.memory_reserved(self.device) - self._reserved
-        self.end_run(memory)
-
-    def end_run(self, memory: Memory) -> None:
-        """Record the run's peaks, also where no window was closed."""
-        memory.host_peak_rss_bytes = peak_rss_bytes()
-        if self._counters is not None:
-            self._read()
-            memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes = self._run
-            memory.run_alloc_retry_count = self._retry_count() - self._retries_before
-            memory.device_total_bytes = self._counters.get_device_properties(self.device).total_memory
-
-    def _retry_count(self) -> int:
-        return int(self._counters.memory_stats(self.device).get("num_alloc_retries", 0))
-
-
-def refuse_unlike(facts: Values) -> None:
-    """Compare this rank's facts with those of all other ranks.
-
-    Raises:
-        UsageError: the ranks differ in one of the facts; raised on every rank.
-    """
-    ranks: list[Any] = [None] * get_world_size()
-    all_gather_object(ranks, facts)
-    for name, value in ranks[0].items():
-        for rank, rank_facts in enumerate(ranks):
-            if rank_facts.get(name) != value:
-                raise UsageError(
-                    f"ranks must be alike: {name} is {value!r} on rank 0 and {rank_facts.get(name)!r} on rank {rank}; "
-                    "start all of them with the same code, settings and devices"
-                )

@@ -184,7 +184,7 @@ def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges
 
     A range of BACKWARD is named by a module and lasts from the start of its backward to the start of the next one's.
     """
-    ranges: list[tuple[str, int, int]] = []
+    ranges = list[tuple[str, int, int]]()
     # Ranges with different names may overlap, so starts are kept by name. An exception leaves a range without an end.
     opened = defaultdict[str, list[int]](list)
     for note in sorted((note for note in annotations if note.device == device), key=lambda note: note.time_us):

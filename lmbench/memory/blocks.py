@@ -161,7 +161,7 @@ def highest_moments(allocated_bytes: Any, spans: Iterable[tuple[Any, int, int]])
 
     Several spans may have one name. Of equally high moments it is the first.
     """
-    moments: dict[Any, int] = {}
+    moments = dict[Any, int]()
     for name, first, last in spans:
         moment = first + int(np.argmax(allocated_bytes[first : last + 1]))
         if allocated_bytes[moment] > allocated_bytes[moments.setdefault(name, moment)]:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from lmbench.instruments.compiling import framed
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
 
 # Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
@@ -61,10 +62,7 @@ def simulate_compiled(targets: Iterable[nn.Module], tracker: Tracker) -> None:
 
 
 def _simulated(forward: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    compiled = torch.compile(call, backend=backend, dynamic=False)
+    compiled = torch.compile(framed(forward), backend=backend, dynamic=False)
 
     def simulated(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -93,7 +91,7 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     calls = [node for node in nodes if node.op == "call_function"]
     (outputs,) = next(node for node in nodes if node.op == "output").args
     _restore_values(calls)
-    first_node: dict[int, fx.Node] = {}
+    first_node = dict[int, fx.Node]()
     base = {}
     for node in nodes:
         # The base of a node is the node in which its storage appears first: for a view or a `getitem`, its source.
@@ -154,8 +152,8 @@ def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]
     sources = {node: {base[source] for source in node.all_input_nodes} for node in calls}
     extern = [node for node in calls if _EXTERN.match(_packet(node))]
     written = kept.union(*({base[node]} | sources[node] for node in extern))
-    reads: dict[fx.Node, set[fx.Node]] = {}
-    last: dict[fx.Node, fx.Node] = {}
+    reads = dict[fx.Node, set[fx.Node]]()
+    last = dict[fx.Node, fx.Node]()
     for node in calls:
         in_memory = {source for source in sources[node] if source in written or source.op == "placeholder"}
         reads[node] = in_memory.union(*(reads.get(source, set()) for source in sources[node] - in_memory))

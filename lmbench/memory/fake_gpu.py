@@ -254,14 +254,14 @@ class Tracker(TorchDispatchMode):
 
     def __init__(self, workspace_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.allocations: list[Allocation] = []
-        self.stretches: list[Stretch] = []
+        self.allocations = list[Allocation]()
+        self.stretches = list[Stretch]()
         #: The number of elements of the logits, after a softmax over them.
         self.logits_numel: int | None = None
         #: FLOPs of matrix products and attention, and bytes moved to the host.
         self.flops, self.host_bytes = 0.0, 0.0
         #: What was assumed about values that fake tensors do not have, each once, with the user's line.
-        self.assumed: dict[str, None] = {}
+        self.assumed = dict[str, None]()
         #: The number of events so far.
         self.now = 0
         self.phase: Any = "setup"
@@ -269,7 +269,7 @@ class Tracker(TorchDispatchMode):
         self._making: Category | None = None
         self._seen: Any = WeakIdKeyDictionary()
         self._workspace_bytes = workspace_bytes
-        self._has_workspace: set[bool] = set()
+        self._has_workspace = set[bool]()
         self._routing = Routing()
 
     def enter(self, phase: str, region: str = "") -> None:

@@ -54,7 +54,7 @@ def state_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[Categor
 
 def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str) -> Held:
     """The bytes of parameters with buffers, gradients and optimizer state on devices of a type."""
-    seen: set[int] = set()
+    seen = set[int]()
     sizes = []
     for named in state_of(module, optimizers).values():
         tensors = [tensor for _, tensor in named if isinstance(tensor, Tensor) and tensor.device.type == device_type]
@@ -82,9 +82,9 @@ class Ledger:
     """
 
     def __init__(self, module: nn.Module, device: torch.device, vocab_size: int | None) -> None:
-        self.moments: list[list[NotedBlock]] = []
+        self.moments = list[list[NotedBlock]]()
         self._module, self._device, self._vocab_size = module, device, vocab_size
-        self._saved: dict[int, NotedBlock] = {}
+        self._saved = dict[int, NotedBlock]()
         #: The hooks of modules, and those of saved tensors.
         self._hooks, self._saving = ExitStack(), ExitStack()
 
@@ -104,20 +104,21 @@ class Ledger:
         """Note parameters with buffers, existing gradients, and the optimizers' state."""
         self._note(state_of(self._module, optimizers))
 
-    def note_inputs(self, batch: Any) -> None:
-        """Note the tensors of a batch."""
+    def note_batch(self, batch: Any) -> None:
+        """Note the tensors of a batch, and watch which tensors autograd saves, until `note_loss`."""
         self._note({"inputs": [("", tensor) for tensor in tensors_of(batch)]})
-
-    def watch_saving(self) -> None:
-        """Watch which tensors autograd saves, until `note_saved`."""
         self._saved.clear()
         self._saving.close()
         self._saving.enter_context(saved_tensors_hooks(self._pack, _unpack))
 
-    def note_saved(self, result: Any) -> None:
-        """Note each tensor saved since `watch_saving` for the backward of a result, and the operator that saved it."""
+    def note_gradients(self) -> None:
+        """Note the gradients and the parameters."""
+        self.note_state()
+
+    def note_loss(self, loss: Any) -> None:
+        """Note each tensor saved since `note_batch` for the backward of a loss, and the operator that saved it."""
         self._saving.close()
-        operators = _operators(result)
+        operators = _operators(loss)
         for block in self._saved.values():
             block.operator = operators.get(block.address, "")
             if block.operator.startswith(_LOSS_NODES):
@@ -135,7 +136,7 @@ class Ledger:
 
     def _note(self, tensors: Mapping[Any, Iterable[tuple[str, Any]]]) -> None:
         """Note the storages of named tensors by category, each once per category; a name's prefix is its module."""
-        blocks: dict[Any, NotedBlock] = {}
+        blocks = dict[Any, NotedBlock]()
         for category, named in tensors.items():
             for name, tensor in named:
                 if address := self._address(tensor):
@@ -193,7 +194,7 @@ def _operators(result: Any) -> dict[int, str]:
     Only tensors that went through the hooks of this file are found. Nothing is unpacked: that would make a checkpoint
     compute again.
     """
-    operators: dict[int, str] = {}
+    operators = dict[int, str]()
     nodes = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     seen = set(nodes)
     while nodes:

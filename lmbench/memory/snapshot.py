@@ -162,7 +162,7 @@ def different_stacks(lists: Sequence[Any]) -> tuple[list[Stack], list[int]]:
     The empty stack is the last one; None and empty lists have its index NO_STACK. In a snapshot many lists are equal or
     the same object: a step of 15,000 entries has some 200 stacks.
     """
-    stacks: dict[Stack, int] = {}
+    stacks = dict[Stack, int]()
     index = {}
     try:
         for identity, frames in {id(frames): frames for frames in lists if frames}.items():

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from lmbench.errors import UsageError, check_divides
 from lmbench.flop_counter import unsharded
 from lmbench.model.attention import ATTENTION
+from lmbench.model.network_module import NetworkModule
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.records.vocabulary import Values
 
@@ -34,7 +34,7 @@ _DIMENSIONS = {
 _ATTENTION = {"naive": "eager", "flex": "flex_attention"}
 
 
-class HuggingFace(LightningModule):
+class HuggingFace(NetworkModule):
     """A causal language model of transformers with an optimizer.
 
     A batch is a pair (tokens, targets), or a mapping with `input_ids`, which goes to the model's own loss unchanged.
@@ -54,8 +54,6 @@ class HuggingFace(LightningModule):
     Raises:
         UsageError: transformers is not installed or lacks a setting.
     """
-
-    network: Any
 
     def __init__(
         self,
@@ -82,7 +80,6 @@ class HuggingFace(LightningModule):
         self.optimizer = choose_optimizer(
             optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=(0.9, 0.95)
         )
-        self._is_fresh = True
 
     @classmethod
     def data_settings(cls, *, config: str | Values, **_: Any) -> Values:
@@ -102,16 +99,12 @@ class HuggingFace(LightningModule):
                 f"{self.max_context_length}; give less, or another config"
             )
 
-    def configure_model(self) -> None:
-        """Build the network once, on the current device."""
-        self._is_fresh = not hasattr(self, "network")
-        if not self._is_fresh:
-            return
+    def build_network(self) -> Any:
         from transformers import AutoModelForCausalLM
 
         try:
             name = self.attention if self._kind is None else _ATTENTION.get(self._kind.name, "sdpa")
-            self.network = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, attn_implementation=name)
+            return AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, attn_implementation=name)
         except (ImportError, ValueError) as error:
             raise UsageError(f"transformers refuses: {_first_sentence(error)}") from error
 
@@ -144,9 +137,6 @@ class HuggingFace(LightningModule):
 
     validation_step = training_step
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer.build(self.named_parameters())
-
     def tokens_per_batch(self, batch: Any) -> int:
         """Tokens that one batch trains on, padding included."""
         return int((batch["input_ids"] if isinstance(batch, Mapping) else batch[0]).numel())
@@ -167,10 +157,6 @@ class HuggingFace(LightningModule):
         prefix = f"network.{self.network.base_model_prefix}."
         return {prefix + name: style for name, style in {**parents, **plan}.items()}
 
-    def compile_targets(self) -> list[nn.Module]:
-        """The modules that ``--trainer.compile`` compiles."""
-        return [self.network]
-
     def describe(self) -> Values:
         """Shape and choices, for the run's record. `config` has the settings that are not transformers' defaults."""
         text = self.config.get_text_config()
@@ -182,7 +168,7 @@ class HuggingFace(LightningModule):
             "attention": self.network.config._attn_implementation if self._kind is None else self._kind.name,
             "checkpoint": "none",
             "optimizer": self.optimizer.label,
-            "is_fresh": self._is_fresh,
+            "is_fresh": self.is_fresh,
             "config": json.loads(self.config.to_json_string(use_diff=True)),
         }
 

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmbench.errors import UsageError, check_at_least, check_divides, unknown
+from lmbench.errors import UsageError, check_at_least, check_divides, check_known, unknown
 from lmbench.instruments.recomputing import RecomputeOptions, recomputed_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
+from lmbench.model.network_module import NetworkModule
 from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.precision import PRECISIONS, find_precision
@@ -30,11 +30,11 @@ SPLIT = {
 }  # fmt: skip
 
 
-class LanguageModel(LightningModule):
+class LanguageModel(NetworkModule):
     """A decoder-only Transformer with its optimizer. Batches are (tokens, targets), int64 of shape ``batch seq``.
 
-    ``configure_model`` builds the network on the device, always from float32 weights, so that one seed gives the same
-    initial weights in every precision. Steps return the loss, and neither log nor synchronize.
+    The network is built on the device, always from float32 weights, so that one seed gives the same initial weights in
+    every precision. Steps return the loss, and neither log nor synchronize.
 
     Args:
         size: a named size. A dimension below replaces the size's; with null all dimensions are needed.
@@ -64,7 +64,6 @@ class LanguageModel(LightningModule):
             function of your own is wrong.
     """
 
-    network: Transformer
     #: Set while the backward pass computes blocks again.
     recompute_options: RecomputeOptions | None = None
 
@@ -94,15 +93,12 @@ class LanguageModel(LightningModule):
         )
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
-        if loss not in LOSSES:
-            raise unknown("loss", loss, LOSSES)
-        if residual_dtype not in (None, "bf16"):
-            raise unknown("residual_dtype", residual_dtype, ["bf16"])
+        check_known("loss", loss, LOSSES)
+        if residual_dtype is not None:
+            check_known("residual_dtype", residual_dtype, ["bf16"])
         if fused_projections not in (False, True, "qkv"):
             raise unknown("fused_projections", str(fused_projections), ["true", "false", "qkv"])
         check_at_least(1, context_length=context_length)
-        #: Whether the network was built for this run: one that was trained before in this process is not fresh.
-        self._is_fresh = True
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.attention = attention
@@ -135,18 +131,15 @@ class LanguageModel(LightningModule):
         """Check a user's attention function again after the run."""
         check_again(self._kind, self._use)
 
-    def configure_model(self) -> None:
-        """Build the network once, on the current device; Lightning calls this before fit and validate."""
-        self._is_fresh = not hasattr(self, "network")
-        if self._is_fresh:
-            self.network = Transformer(
-                self.shape,
-                self.context_length,
-                self.attention,
-                residual_dtype=torch.bfloat16 if self.residual_dtype else None,
-                fused=self.fused_projections,
-                is_chunked=self.loss == "chunked",
-            )
+    def build_network(self) -> Transformer:
+        return Transformer(
+            self.shape,
+            self.context_length,
+            self.attention,
+            residual_dtype=torch.bfloat16 if self.residual_dtype else None,
+            fused=self.fused_projections,
+            is_chunked=self.loss == "chunked",
+        )
 
     def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""
@@ -156,9 +149,6 @@ class LanguageModel(LightningModule):
         return self.network(*batch)
 
     validation_step = training_step
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer.build(self.named_parameters())
 
     def tokens_per_batch(self, batch: tuple[Tensor, Tensor]) -> int:
         """Tokens that one batch trains on."""
@@ -186,7 +176,7 @@ class LanguageModel(LightningModule):
             "fused_projections": self.fused_projections,
             "loss": self.loss,
             "optimizer": self.optimizer.label,
-            "is_fresh": self._is_fresh,
+            "is_fresh": self.is_fresh,
         }
 
     def tensor_parallel_plan(self, size: int) -> dict[str, str]:
@@ -200,7 +190,3 @@ class LanguageModel(LightningModule):
             raise UsageError("model.fused_projections cannot be split over devices by heads; leave it out")
         check_divides(size, num_heads=self.shape.num_heads, d_ff=self.shape.d_ff)
         return {f"network.blocks.*.{name}": style for name, style in SPLIT.items()}
-
-    def compile_targets(self) -> list[torch.nn.Module]:
-        """The modules that ``--trainer.compile`` compiles: the network with its loss, as one region."""
-        return [self.network]

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from lmbench.errors import UsageError, unknown
+from lmbench.errors import UsageError, check_known
+from lmbench.records.vocabulary import Values
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -61,7 +62,7 @@ class CombinedOptimizer(Optimizer):
             part.step()
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Values) -> None:
         super().load_state_dict(state_dict)
         # Loading makes new groups and new state.
         self._share()
@@ -100,8 +101,7 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind_name not in _UNFIT
     }
     name = name.removeprefix("torch.optim.")
-    if name not in kinds:
-        raise unknown("optimizer", name, kinds)
+    check_known("optimizer", name, kinds)
     parameters, label = signature(kinds[name]).parameters, name
     build: Callable[..., Optimizer] = _plain
     if name == "Muon":
@@ -112,8 +112,7 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
         variant = "fused"
     if variant is not None:
         variants = [known for known, flags in _VARIANTS.items() if flags.keys() & parameters]
-        if variant not in variants:
-            raise unknown(f"variant of {name}", variant, variants)
+        check_known(f"variant of {name}", variant, variants)
         settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in parameters}
         label = f"{name} {variant}"
     chosen = ChosenOptimizer(label, partial(build, kinds[name], **settings))

@@ -15,9 +15,8 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from planted_faults import return_freed_memory
 from strangers import OwnLoaders
 
-from lmbench.callbacks import CheckpointRecorder
+from lmbench.callbacks import CheckpointRecorder, memory_recorder
 from lmbench.fit.checkpoints import DistributedCheckpointIO
-from lmbench.instruments import host
 from lmbench.instruments.window import Schedule
 
 from conftest import measure
@@ -67,7 +66,7 @@ def line_of(text):
 def test_what_keeps_the_tensors_or_bytes_of_each_step_is_named_with_its_line(deed, keeper, monkeypatch, tmp_path):
     # Else what earlier tests have freed would be used again, and memory would not grow.
     return_freed_memory()
-    monkeypatch.setattr(host, "_READING_INTERVAL_S", 0.0)
+    monkeypatch.setattr(memory_recorder, "_READING_INTERVAL_S", 0.0)
     run = measure_here(Hoarder(deed), steps=40, probe_steps=2, results_dir=tmp_path).record
     assert statuses(run)["memory_growth"] == ("pass" if deed == "nothing" else "warn")
     assert run.memory.keeper == keeper

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmbench.fit.flight_recorder import read_stop, recording_variables
+from lmbench.instruments.flight_recorder import read_stop, recording_variables
 
 
 def entry(number, name="nccl:all_reduce", state="completed", sizes=((7, 2),)):

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from strangers import OwnLoaders
 
 from lmbench.errors import UsageError
-from lmbench.fit.mixed_precision import fp8_precision
+from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.model.language_model import LanguageModel
 
@@ -90,9 +90,9 @@ def test_a_module_or_batch_that_fp8_cannot_take_is_refused_in_one_line(module, d
 
 def test_fp8_without_fp8_units_or_with_another_strategy_is_refused_in_one_line(monkeypatch):
     with pytest.raises(UsageError, match=r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
-        fp8_precision("fp8-rowwise", SimpleNamespace(root_device=torch.device("cpu")))
+        Fp8Precision("fp8-rowwise", SimpleNamespace(root_device=torch.device("cpu")))
     strategy = SingleDeviceStrategy(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
     with pytest.raises(UsageError, match=r"^precision fp8-rowwise on NVIDIA A100-SXM4-80GB, which has no fp8 units"):
-        fp8_precision("fp8-rowwise", strategy)
+        Fp8Precision("fp8-rowwise", strategy)

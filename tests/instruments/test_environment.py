@@ -158,7 +158,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     # This card has no energy counter, no thermal violation times and no MIG.
     power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
     sensor._handle = "handle"
-    sensor._nvml = SimpleNamespace(
+    sensor._library = SimpleNamespace(
         NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
         NVML_PERF_POLICY_THERMAL=1, nvmlDeviceGetName=lambda handle: "Small Card",
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000,

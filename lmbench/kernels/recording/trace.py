@@ -26,8 +26,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lmbench.device import device_of
+from lmbench.device import Device
 from lmbench.errors import UsageError
+from lmbench.instruments.phases import PhaseTrack
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.names import NAMES
 from lmbench.kernels.trace_notes import NOTES, GraphNotes, TraceNotes
@@ -45,13 +46,14 @@ class Recording:
     Args:
         module: the trained module; each of its submodules gets a range around its forward.
         device: the device that the module runs on.
+        track: tells the phases of the steps.
         tool: `torch` records a trace; `nsys` only sets ranges, and the marks between which Nsight Systems records.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, tool: Tool) -> None:
+    def __init__(self, module: nn.Module, device: Device, track: PhaseTrack, tool: Tool) -> None:
         self.steps = 0
-        self._module, self._device, self._tool = module, device_of(device), tool
-        self.ranges = StepRanges(self._device.markers)
+        self._module, self._device, self._tool = module, device, tool
+        self.ranges = StepRanges(track, device.markers)
         self._capture = self._device.capture if tool == "nsys" else None
         self._modules: ModuleRanges | None = None
         self._profile: Any = None

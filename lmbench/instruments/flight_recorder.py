@@ -7,12 +7,16 @@ read without running any code of theirs.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
+import torch
+from msgspec import Struct
+from torch.distributed import DistError
 
+from lmbench.errors import message_of
 from lmbench.files import plain_unpickled, read_file
-from lmbench.instruments.ending import Collective, FlightRecord
 
 #: The largest file that is read; 2000 collectives with stacks take under 10 MB.
 _MAX_FILE_BYTES = 256 << 20
@@ -20,6 +24,27 @@ _MAX_FILE_BYTES = 256 << 20
 _REMEMBERED = 2000
 #: The watchdog aborts its process after four times this time, in which the other ranks write their files.
 _WRITING_MS = 500
+
+
+class Collective(Struct, frozen=True):
+    """A collective that a rank has called, from PyTorch's flight recorder; the fields are the recorder's own."""
+
+    process_group: tuple[str, ...]
+    collective_seq_id: int
+    profiling_name: str
+    state: str
+    input_sizes: list[list[int]] = []
+    timeout_ms: int = 0
+
+    def __str__(self) -> str:
+        sizes = ", ".join(" x ".join(map(str, size)) for size in self.input_sizes)
+        return f"{self.profiling_name}, number {self.collective_seq_id} of its group, of {sizes} elements"
+
+
+class FlightRecord(Struct):
+    """The collectives that a rank called last, oldest first."""
+
+    entries: list[Collective] = []
 
 
 def recording_variables(folder: Path) -> dict[str, str]:
@@ -64,3 +89,14 @@ def _read(path: Path) -> list[Collective]:
     except Exception:
         # A rank may have been killed while it wrote, and a damaged pickle can raise any error.
         return []
+
+
+def failed_collective(exception: BaseException) -> str | None:
+    """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
+    if not (isinstance(exception, DistError) or re.search("/gloo/|pair closure", message_of(exception))):
+        return None
+    record = torch._C._distributed_c10d._dump_fr_trace_json(True, False)  # type: ignore[attr-defined]
+    entries = msgspec.json.decode(record, type=FlightRecord, strict=False).entries
+    # Gloo's entries all stay `scheduled`, and the last one failed. NCCL marks the running one as `started`.
+    running = [entry for entry in entries if entry.state == "started"]
+    return str((running or entries[-1:])[0]) if entries else None
