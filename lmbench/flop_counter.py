@@ -318,7 +318,7 @@ class Routing:
             share = out.numel() / max(1, args[0].numel() * count) if out.dim() else None
         elif name in ("scatter", "scatter_"):
             share = args[2].numel() / max(1, out.numel()) if self._share(args[2]) is not None else None
-        elif name in _MASKS or (name in ("gt", "ne") and args[1] == 0):
+        elif name in _MASKS or (str(func) in ("aten.gt.Scalar", "aten.ne.Scalar") and args[1] == 0):
             share = self._share(args[0])
         elif name == "bincount" and (count := self.count_kept(args[0])) is not None:
             self._counts[out.untyped_storage()] = count
