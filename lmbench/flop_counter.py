@@ -306,6 +306,8 @@ class Routing:
         #: By storage, the share of its elements that one expert has, and numbers of an expert's tokens.
         self._shares: Any = WeakIdKeyDictionary()
         self._counts: Any = WeakIdKeyDictionary()
+        #: By storage of a number of true elements, the size of the mask.
+        self.mask_sizes: Any = WeakIdKeyDictionary()
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """Note the result of an operator that makes or passes on what a router chose."""
@@ -322,6 +324,8 @@ class Routing:
             share = self._share(args[0])
         elif name == "bincount" and (count := self.count_kept(args[0])) is not None:
             self._counts[out.untyped_storage()] = count
+        elif name == "sum" and args[0].dtype is torch.bool:
+            self.mask_sizes[out.untyped_storage()] = args[0].numel()
         elif name == "any" and (before := self._share(args[0])) is not None:
             share = min(1.0, before * args[0].numel() / max(1, out.numel()))
         if share is not None:

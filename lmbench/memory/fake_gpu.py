@@ -237,7 +237,6 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: 
 MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"})
 _DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
-_SUM = torch.ops.aten.sum.default
 #: Operators that make the truth of a check that all is well, such as `loss.isfinite().all()`.
 _TRUE = ("aten.all.", "aten.isfinite.", "aten.mul.", "aten.logical_and.", "aten.bitwise_and.")
 
@@ -269,8 +268,6 @@ class Tracker(TorchDispatchMode):
         self._begin, self._region, self._operator, self._is_paused = 0, "", "", False
         self._making: Category | None = None
         self._seen: Any = WeakIdKeyDictionary()
-        #: By storage of a count, the elements of the mask that was counted.
-        self._counted: Any = WeakIdKeyDictionary()
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
         self._routing = Routing()
@@ -381,8 +378,6 @@ class Tracker(TorchDispatchMode):
             if (out := self._assume(func, args)) is None:
                 raise
         self._routing.follow(func, args, out)
-        if func is _SUM and args[0].dtype is torch.bool:
-            self._counted[out.untyped_storage()] = args[0].numel()
         if self._is_paused:
             return out
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
@@ -407,7 +402,7 @@ class Tracker(TorchDispatchMode):
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
         out = without_values(func, args, self._routing, keeps_all=True)
         if out is None and name == "_local_scalar_dense":
-            out = self._counted.get(tensor.untyped_storage())
+            out = self._routing.mask_sizes.get(tensor.untyped_storage())
         if out is not None and any(map(self._routing.is_routed, tree_leaves(args))):
             self._tell("the same number of tokens for each expert")
         elif isinstance(out, float):
