@@ -8,8 +8,9 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
     """
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
-        forward, backward, recomputed, remarks = _fake_step_flops(module, batch, step, has_backward)
+        # The step may print numbers, which are made up here.
+        with redirect_stdout(StringIO()):
+            forward, backward, recomputed, remarks = _fake_step_flops(module, batch, step, has_backward)
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
