@@ -114,7 +114,7 @@ def name_result(name: str, path: Path) -> Path | None:
     match = _NAME.fullmatch(name)
     if match is None or match["rest"] or _LAST.fullmatch(name):
         raise UsageError(
-            f"--name {name!r}: only letters, digits and '_.-' of ASCII, at most 255, no '.' or '-' first, and not 'last'"
+            f"--name {name!r}: only letters, digits and '_.-' of ASCII, at most 255, no '.' or '-' first, not 'last'"
         )
     if os.path.lexists(link) and not link.is_symlink():
         raise UsageError(f"--name {name!r}: {link} is a result itself; give another name")
