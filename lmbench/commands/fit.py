@@ -84,7 +84,8 @@ what:
   --data.context_length N     tokens in a sequence
 
 how:
-  --trainer.precision NAME    32-true, bf16-mixed, 16-mixed, bf16-true, ...
+  --trainer.precision NAME    32-true, bf16-mixed, 16-mixed, bf16-true,
+                              fp8-tensorwise
   --trainer.compile true      torch.compile; also .mode, .regional, .fullgraph
   --trainer.accumulate_grad_batches N
                               micro-batches in a step
@@ -125,5 +126,5 @@ def help_text(command: str) -> str:
 
 def daily_options() -> dict[str, tuple[str, str]]:
     """The options in the short help, each with its placeholder (`N`, `NAME`) and its meaning."""
-    lines = re.findall(r"^  (--\S+) ?(\S*)\s+(\S.*)$", help_text("fit"), re.MULTILINE)
+    lines = re.findall(r"^  (--\S+) ?(\S*)\s+(\S.*(?:\n {9,}\S.*)*)$", help_text("fit"), re.MULTILINE)
     return {name: (value, meaning) for name, value, meaning in lines}

@@ -156,7 +156,7 @@ class CommandLine:
 
     def _missing(self, key: str) -> Iterator[str]:
         """The arguments that the class needs and nobody gave; the parser takes None for those without a type."""
-        values = vars(self.config.get(key) or Namespace())
+        values = vars(self.config.get(key) or SimpleNamespace())
         for name, parameter in signature(getattr(self, key)).parameters.items() if values else ():
             is_needed = parameter.default is parameter.empty and parameter.annotation is parameter.empty
             if is_needed and name in values and values[name] is None and not self._choice.is_set(key, name):
