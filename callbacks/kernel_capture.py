@@ -33,15 +33,16 @@ class KernelCapture(Observer):
         steps: steps to record.
         tool: `torch` writes `trace.json.gz` into the result folder. Without a RunRecorder that is `default_root_dir`,
             and `rank1`, ... in it for further ranks. `nsys` leaves recording to Nsight Systems.
+        with_stack: record calls of Python functions too.
     """
 
-    def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
-        self.steps, self.tool = steps, tool
+    def __init__(self, steps: int = 3, tool: Tool = "torch", with_stack: bool = False) -> None:
+        self.steps, self.tool, self.with_stack = steps, tool, with_stack
 
     def run_started(self) -> None:
         self._profile = self.run.profile = self.run.profile or Profile()
         self._profile.tool, self._profile.steps = self.tool, 0
-        self._recording = Recording(self.module, self.device, self.session.track, self.tool)
+        self._recording = Recording(self.module, self.device, self.session.track, self.tool, self.with_stack)
         # Also after an exception: the recording would go on in this process.
         self.undo.callback(self._stop)
         self._warm_up()
@@ -93,15 +94,17 @@ class KernelProfiler(PassThroughProfiler):
         steps: steps to record.
         tool: torch records `trace.json.gz`; nsys only sets NVTX ranges, and `cudaProfilerStart` and `Stop` around the
             steps, for a run under `lmbench nsys`.
+        with_stack: record calls of Python functions too, so that time of the host beside operators has a name. It
+            slows the host further.
 
     Raises:
         UsageError: `steps` is below 1.
     """
 
-    def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
+    def __init__(self, steps: int = 3, tool: Tool = "torch", with_stack: bool = False) -> None:
         super().__init__()
         check_at_least(1, steps=steps)
-        self._capture = KernelCapture(steps, tool)
+        self._capture = KernelCapture(steps, tool, with_stack)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add a HostStep and a KernelCapture to the Trainer, and make the recorded steps the window.

@@ -32,9 +32,10 @@ def help_text() -> str:
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
         "options:\n  -h, --help   this text\n  --version    which lmbench this is\n\n"
-        "`lmbench COMMAND -h` tells a command's options; exit codes: 0 fine, 1 internal error, 2 usage,\n"
-        "3 out of memory, 4 a guard failed under --measure.strict, 5 error in your code, 6 W&B did not\n"
-        "get it, 10 slower, 11 undecided, 12 invalid, 130 interrupted, 143 terminated."
+        "`lmbench COMMAND -h` tells a command's options; exit codes: 0 fine, 1 internal\n"
+        "error, 2 usage, 3 out of memory, 4 a guard failed under --measure.strict,\n"
+        "5 error in your code, 6 W&B did not get it, 10 slower, 11 undecided, 12 invalid,\n"
+        "130 interrupted, 143 terminated."
     )
 
 

@@ -8,8 +8,9 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
 from functools import cache
+from io import StringIO
 from typing import Any
 
 import torch
@@ -72,7 +73,9 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
     """
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
-        forward, backward, recomputed, remarks = _fake_step_flops(module, batch, step, has_backward)
+        # The step may print numbers, which are made up here.
+        with redirect_stdout(StringIO()):
+            forward, backward, recomputed, remarks = _fake_step_flops(module, batch, step, has_backward)
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
@@ -306,6 +309,8 @@ class Routing:
         #: By storage, the share of its elements that one expert has, and numbers of an expert's tokens.
         self._shares: Any = WeakIdKeyDictionary()
         self._counts: Any = WeakIdKeyDictionary()
+        #: By storage of a number of true elements, the size of the mask.
+        self.mask_sizes: Any = WeakIdKeyDictionary()
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """Note the result of an operator that makes or passes on what a router chose."""
@@ -318,10 +323,12 @@ class Routing:
             share = out.numel() / max(1, args[0].numel() * count) if out.dim() else None
         elif name in ("scatter", "scatter_"):
             share = args[2].numel() / max(1, out.numel()) if self._share(args[2]) is not None else None
-        elif name in _MASKS or (name in ("gt", "ne") and args[1] == 0):
+        elif name in _MASKS or (str(func) in ("aten.gt.Scalar", "aten.ne.Scalar") and args[1] == 0):
             share = self._share(args[0])
         elif name == "bincount" and (count := self.count_kept(args[0])) is not None:
             self._counts[out.untyped_storage()] = count
+        elif name == "sum" and args[0].dtype is torch.bool:
+            self.mask_sizes[out.untyped_storage()] = args[0].numel()
         elif name == "any" and (before := self._share(args[0])) is not None:
             share = min(1.0, before * args[0].numel() / max(1, out.numel()))
         if share is not None:

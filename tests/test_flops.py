@@ -89,7 +89,7 @@ def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim():
 
 class Foreign(TokenModel):
     """Its step changes much of the module: it draws dropout, makes tensors on its device, sums up in a plain tensor as
-    metrics do, and counts steps. It holds its data."""
+    metrics do, counts steps and prints. It holds its data."""
 
     def __init__(self):
         super().__init__()
@@ -101,10 +101,11 @@ class Foreign(TokenModel):
         loss = super().training_step(batch) + torch.zeros(1, device=self.device)
         self.total += loss.sum()
         self.steps += 1
+        print(f"loss {loss.item():.3f}")
         return loss
 
 
-def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
+def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was(capsys):
     module = Foreign()
     weights, attributes = copy.deepcopy(module.state_dict()), set(vars(module))
     count = counter_flops(module, (TINY_TOKENS, TINY_TOKENS), TINY_TOKENS.numel(), "training_step")
@@ -113,6 +114,7 @@ def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
     torch.testing.assert_close(module.state_dict(), weights, rtol=0, atol=0)
     assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in module.parameters())
     assert (type(module.total), float(module.total), module.steps, module.kept) == (Tensor, 0.0, 0, [])
+    assert capsys.readouterr().out == ""
 
 
 @torch.library.custom_op("lmbench_test::double", mutates_args=())

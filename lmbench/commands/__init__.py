@@ -9,7 +9,7 @@ MEASURING = ("fit", "validate")
 #: The summary of each command. Its module has a typed function of the command's name, and may have `more_help() -> str`
 #: for the end of its help; or it has `run(args: list[str]) -> int`.
 COMMANDS = {
-    "fit": "measure training: forward, backward and optimizer times, memory, MFU",
+    "fit": "measure training: times of forward, backward, optimizer; memory",
     "validate": "measure inference on the validation data",
     "list": "what has been measured, the newest first; names for results",
     "show": "print a result again; alone, the newest",
@@ -20,18 +20,18 @@ COMMANDS = {
     "board": "boards at W&B for each study, made or brought up to date",
     "compare": "is B slower than A? ratio with interval, and a verdict for CI",
     "bisect": "which commit, version or option made it slower, found and proved",
-    "judge": "is a change faster, trains it the same, is it to be believed? for agents and CI",
-    "tune": "the fastest configuration that still trains the same, found and proved",
-    "noise": "how far a configuration is from itself: the floor that compare relies on",
+    "judge": "is a change faster, and trains it the same? for agents and CI",
+    "tune": "the fastest configuration that still trains the same, and proof",
+    "noise": "how far a configuration is from itself: compare's noise floor",
     "kernels": "where the time went: kernels by phase, kind and part of the model",
-    "memory": "where the memory goes: a recorded peak explained, or one to come predicted",
-    "dtypes": "which dtype every tensor of a step had, and the reason for each cast",
+    "memory": "where the memory goes: a recorded peak, or a predicted one",
+    "dtypes": "which dtype each tensor of a step had, and why it was cast",
     "nsys": "run a fit under Nsight Systems, limited to the profiled steps",
     "ceiling": "what matrix products and copies attain on this device, for kernels",
     "numerics": "how wrong a sum in 16 bit is",
     "overhead": "compare a bare loop, a plain Trainer and the harness",
     "guide": "how to do each of these things, page by page",
-    "completion": "the script for bash or zsh that completes all this with the Tab key",
+    "completion": "the script with which bash or zsh completes all this",
     "selfcheck": "show that the numbers are true on this machine",
 }
 #: The modules of commands that have none of their own name.

@@ -71,7 +71,7 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     daily = daily_options()
     value, text = daily.get(previous, ("", ""))
     if value in ("NAME", "SIZE"):
-        return [part.split()[0] for part in text.split(", ")]
+        return [part.split()[0] for part in text.split(",")]
     if current.startswith("-"):
         options = ["-h"]
         if function is not None:

@@ -62,7 +62,7 @@ def fields(*names: str) -> Answer:
         if not matches and not titled and name not in rules():
             words = {word for field in all_fields for word in (field.name, field.name.rpartition(".")[2])}
             near = suggest(name, {*words, *quantities, *rules()})
-            raise UsageError(f"no field is called {name!r}{near}; `lmbench fields` lists them all")
+            raise UsageError(f"no field is called {name!r}; `lmbench fields` lists them all{near}")
         chosen += matches
     # Fields that differ only in their phase share a row.
     abouts = {(field.group, field.pattern): field.about for field in chosen}

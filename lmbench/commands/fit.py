@@ -72,40 +72,41 @@ usage: lmbench {command} CONFIG [--OPTION VALUE]...
 {measures}
 
 configuration:
-  CONFIG                       a YAML file, or a shipped one by its name; or --config
+  CONFIG                      a YAML file, or a shipped one's name; or --config
 {shipped}
 
 what:
-  --model.size SIZE            {sizes}
-  --model.attention NAME       naive, sdpa, sdpa_flash, sdpa_cudnn, flex
-  --model CLASS                my_module.MyModule, lmbench.HuggingFace, .AttentionLayer
-  --data CLASS                 its LightningDataModule
-  --data.batch_size N          sequences in a micro-batch
-  --data.context_length N      tokens in a sequence
+  --model.size SIZE           {sizes}
+  --model.attention NAME      naive, sdpa, sdpa_flash, sdpa_cudnn, flex
+  --model CLASS               my_module.MyModule, or lmbench.HuggingFace
+  --data CLASS                its LightningDataModule
+  --data.batch_size N         sequences in a micro-batch
+  --data.context_length N     tokens in a sequence
 
 how:
-  --trainer.precision NAME     32-true, bf16-mixed, 16-mixed, bf16-true, fp8-tensorwise
-  --trainer.compile true       torch.compile; also .mode, .regional, .fullgraph
+  --trainer.precision NAME    32-true, bf16-mixed, 16-mixed, bf16-true,
+                              fp8-tensorwise
+  --trainer.compile true      torch.compile; also .mode, .regional, .fullgraph
   --trainer.accumulate_grad_batches N
-                               micro-batches in a step
-  --measure.mode NAME          train_step, forward_backward, forward (of fit)
-  --measure.steps N            steps in the window, at least
-  --measure.min_window_s S     seconds of the window, at least
-  --memory.history true        what the peak consists of, by `lmbench memory`; no timing
-  --dtypes.record true         which dtype everything has, by `lmbench dtypes`
-  --measure.strict true        exit with 4 when a guard fails
+                              micro-batches in a step
+  --measure.mode NAME         train_step, forward_backward, forward (of fit)
+  --measure.steps N           steps in the window, at least
+  --measure.min_window_s S    seconds of the window, at least
+  --memory.history true       what fills the peak, by `lmbench memory`; untimed
+  --dtypes.record true        which dtype everything has, by `lmbench dtypes`
+  --measure.strict true       exit with 4 when a guard fails
 
 again:
-  --repeats N                  fresh processes, as a sweep of one cell
-  --compare RESULT             3 repeats, and a verdict against it (last, baseline)
+  --repeats N                 fresh processes, as a sweep of one cell
+  --compare RESULT            3 repeats, and a verdict against it (last, ...)
 
 result:
-  --measure.results_dir DIR    where result folders go (results)
-  --measure.run_id NAME        name of the result folder (one is made up)
-  --wandb.mode NAME            offline (the default of who has a key), online, disabled
-  --print_config               all settings as YAML, and nothing else
-  --json                       the record on standard output
-  --quiet                      only the result's folder on standard output
+  --measure.results_dir DIR   where result folders go (results)
+  --measure.run_id NAME       name of the result folder (one is made up)
+  --wandb.mode NAME           offline (default with a key), online, disabled
+  --print_config              all settings as YAML, and nothing else
+  --json                      the record on standard output
+  --quiet                     only the result's folder on standard output
 
 `lmbench {command} --help` lists all options, after `--model CLASS` that class's.
 It takes seconds.
@@ -125,5 +126,5 @@ def help_text(command: str) -> str:
 
 def daily_options() -> dict[str, tuple[str, str]]:
     """The options in the short help, each with its placeholder (`N`, `NAME`) and its meaning."""
-    lines = re.findall(r"^  (--\S+) ?(\S*)\s+(\S.*)$", help_text("fit"), re.MULTILINE)
+    lines = re.findall(r"^  (--\S+) ?(\S*)\s+(\S.*(?:\n {9,}\S.*)*)$", help_text("fit"), re.MULTILINE)
     return {name: (value, meaning) for name, value, meaning in lines}

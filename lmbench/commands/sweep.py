@@ -132,5 +132,5 @@ def more_help() -> str:
         comment = path.read_text("utf-8").replace("\n# ", " ").lstrip("# ")
         question = re.split(r"[.:;](?=\s|$)", comment)[0]
         if not name.startswith("tiny_"):
-            lines.append(f"  {name:<18} {shorten(question, 56, placeholder=' ...')}")
+            lines.append(f"  {name:<19} {shorten(question, 56, placeholder=' ...')}")
     return "\n".join(lines)

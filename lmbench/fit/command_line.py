@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache, partial
+from inspect import signature
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -149,6 +151,16 @@ class CommandLine:
         if "lr_scheduler" in self.config and "optimizer" not in self.config:
             raise UsageError("lr_scheduler needs an optimizer, such as --optimizer torch.optim.SGD --optimizer.lr 0.1")
         self._follow()
+        if missing := [name for key in DEFAULTS for name in self._missing(key)]:
+            raise UsageError(f"the following arguments are required: {', '.join(missing)}")
+
+    def _missing(self, key: str) -> Iterator[str]:
+        """The arguments that the class needs and nobody gave; the parser takes None for those without a type."""
+        values = vars(self.config.get(key) or SimpleNamespace())
+        for name, parameter in signature(getattr(self, key)).parameters.items() if values else ():
+            is_needed = parameter.default is parameter.empty and parameter.annotation is parameter.empty
+            if is_needed and name in values and values[name] is None and not self._choice.is_set(key, name):
+                yield f"{key}.{name}"
 
     def _print_help_of_class(self) -> None:
         """Print the options of one class, as `--model.help CLASS` asks, and end the command.

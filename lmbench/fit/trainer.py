@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import warnings
 from functools import partial
@@ -145,6 +146,15 @@ class BenchTrainer(Trainer):
             built_profiler._write_stream = partial(print, file=sys.stderr)
         _skip_copy_to_host(self.strategy)
         self.repairs = self._repair_precision(name, options, is_fp8=is_fp8)
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Steps of the whole training, of which modules make schedules: 100,000 where neither data nor flags end it.
+
+        Lightning's own answer is -1 there, or infinity.
+        """
+        steps = super().estimated_stepping_batches
+        return steps if 0 <= steps < math.inf else 100_000
 
     def _repair_precision(self, name: str, options: CompileOptions | None, *, is_fp8: bool) -> list[str]:
         """Replace the precision plugin of fp8 and of mixed precision; returns the repairs."""

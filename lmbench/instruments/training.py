@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -167,6 +168,8 @@ def try_batch(trainer: Trainer, batch: Any) -> tuple[torch.Tensor, int] | None:
     # The step is the user's code, and may rely on the loop around it.
     with (
         suppress(Exception),
+        # PyTorch tells the user of hooks beside compiled modules.
+        warnings.catch_warnings(action="ignore"),
         isolate_rng(),
         torch.no_grad(),
         torch.compiler.set_stance("force_eager"),

@@ -401,6 +401,8 @@ class Tracker(TorchDispatchMode):
         """
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
         out = without_values(func, args, self._routing, keeps_all=True)
+        if out is None and name == "_local_scalar_dense":
+            out = self._routing.mask_sizes.get(tensor.untyped_storage())
         if out is not None and any(map(self._routing.is_routed, tree_leaves(args))):
             self._tell("the same number of tokens for each expert")
         elif isinstance(out, float):

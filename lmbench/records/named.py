@@ -114,7 +114,7 @@ def name_result(name: str, path: Path) -> Path | None:
     match = _NAME.fullmatch(name)
     if match is None or match["rest"] or _LAST.fullmatch(name):
         raise UsageError(
-            f"--name {name!r}: only letters, digits and '_.-', at most 255, no '.' or '-' first, and not 'last'"
+            f"--name {name!r}: only letters, digits and '_.-' of ASCII, at most 255, no '.' or '-' first, not 'last'"
         )
     if os.path.lexists(link) and not link.is_symlink():
         raise UsageError(f"--name {name!r}: {link} is a result itself; give another name")
@@ -141,7 +141,7 @@ def repeat_command(run: RunRecord, folder: Path) -> str:
     command, config = run.replay_command or "", folder / "config.yaml"
     recorded = re.search(rf"(?<=--config )('?)[^']*/{re.escape(run.run_id or '')}/config\.yaml\1", command)
     if recorded and is_file(config):
-        command = command.replace(recorded[0], shlex.quote(str(config)))
+        command = command.replace(recorded[0], shlex.quote(shown_path(config)))
     return re.sub(rf"(?<![^\s'\"=]){re.escape(str(Path.cwd()))}/", "", command)
 
 

@@ -17,7 +17,7 @@ NOT_MEASURED = (
     "measure.results_dir", "measure.run_id", "measure.strict", "measure.price_per_hour", "seed_everything", "data.seed",
     "data.cache_dir",
     "trainer.default_root_dir", "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.logger",
-    "trainer.compile.cache", "wandb",
+    "trainer.compile.cache", "wandb", "measure.collective_timeout_s",
 )  # fmt: skip
 #: Facts that take the place of the configuration in a run of a user's own script, which records none.
 FACTS = (
@@ -40,9 +40,9 @@ _FIELD_OF = {
 }
 _BRIEF_LENGTH = 60
 #: Environment variables that only name a path, or the version of a container's library, end in one of `_NAMES`; those
-#: that only repeat a setting begin with one of `_REPEATED`.
+#: that only repeat a setting, or that lmbench and Lightning set themselves, begin with one of `_REPEATED`.
 _NAMES = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE", "_VERSION")
-_REPEATED = ("TORCHELASTIC_",)
+_REPEATED = ("TORCHELASTIC_", "TORCH_FR_", "TORCH_NCCL_DUMP_ON_", "TORCH_NCCL_WAIT_", "PYTORCH_NVML_")
 
 
 @dataclass(frozen=True)

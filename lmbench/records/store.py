@@ -53,7 +53,7 @@ def file_name(text: str) -> str:
 def check_name(what: str, name: str) -> None:
     """Raises UsageError for a name that is not a plain file name; `what` says what was to be named."""
     if _UNFIT.search(name) or name.startswith(".") or not name:
-        raise UsageError(f"{what} {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+        raise UsageError(f"{what} {name!r}: only letters, digits and '_.-' of ASCII are allowed, and no '.' first")
 
 
 class RunFolder:

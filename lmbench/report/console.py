@@ -21,8 +21,9 @@ from lmbench.report.answer import BLANK, Column, Line, Table
 _WIDEST_TEXT, _NARROWEST = 100, 40
 _LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
-#: A column of words that is wider than _WIDE may fold: between words, and within words longer than _LONG_WORD.
-_WIDE, _LONG_WORD = 14, 20
+#: A column of words that is wider than _WIDE may fold: between words, and within words longer than _LONG_WORD, which is
+#: the length of `accumulate_grad_batches`.
+_WIDE, _LONG_WORD = 14, 23
 #: The width of a kernel's name within a sentence.
 KERNEL_WIDTH = 40
 

@@ -21,7 +21,8 @@ from lmbench.records.store import RUN_FILE, write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line, Value
 from lmbench.report.facts import Facts, commit_text, environment_of
-from lmbench.report.frame import Frame, MeasuredCell, ReportedRun
+from lmbench.report.frame import Frame, MeasuredCell
+from lmbench.report.groups import ReportedRun
 from lmbench.report.render import escaped, render
 from lmbench.report.results import GO_ON, Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import statistics
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ from itertools import pairwise
 import pytest
 import torch
 from fit_process import SMOKE, bench, plant
+from tables import flat
 from torch._inductor import config, metrics
 
 from lmbench.cli import main
@@ -124,6 +126,20 @@ def test_every_triton_kernel_of_a_compiled_graph_is_listed():
     listed = {name for graph in graphs for name, _ in graph.kernels}
     assert launched
     assert launched <= listed
+
+
+@pytest.mark.parametrize("with_stack", ["true", "false"])
+def test_a_trace_with_stacks_names_the_function_that_the_host_is_in(with_stack, tmp_path, capsys):
+    words = f"--model=strangers.ByHand --data=strangers.Data --trainer.profiler.with_stack={with_stack}"
+    run, _ = profiled(tmp_path, words)
+    capsys.readouterr()
+    assert main(["kernels", str(run.path)]) == 0
+    text = flat(capsys.readouterr().out)
+    advice = "a trace with_stack=True (--trainer.profiler.with_stack true) names its function"
+    assert (bool(re.search(r" ms in \S*strangers.py\(\d+\): sleep", text)), advice in text) == (
+        with_stack == "true",
+        with_stack == "false",
+    )
 
 
 def test_beside_another_profiler_it_is_refused(tmp_path, capsys):

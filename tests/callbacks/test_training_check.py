@@ -6,7 +6,7 @@ import pytest
 import torch
 from fit_process import SMALL, bench, measure_here, statuses
 from lightning.pytorch.plugins import MixedPrecision
-from strangers import ByHand, Data, OwnLoaders, Regression, TokenModel
+from strangers import ByHand, Data, OwnLoaders, Regression, TokenModel, TokenPairs
 from tables import cases
 from torch import nn
 
@@ -56,6 +56,18 @@ def test_a_step_without_a_loss_is_not_checked():
     run = measure_here(Regression(answer="none"), Data(), warmup_steps=2, steps=3, probe_steps=1)
     assert run.record.probe.training.is_skipped is False
     assert statuses(run.record)["gradients"] == "pass"
+
+
+class Compiling(TokenModel):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.compile(self.body, backend="eager")
+
+
+def test_a_module_that_compiles_itself_is_not_warned_of_hooks_of_the_check(recwarn):
+    run = measure_here(Compiling(), TokenPairs(), warmup_steps=2, steps=3, probe_steps=1)
+    assert statuses(run.record)["outputs"] == "pass"
+    assert not [warning for warning in recwarn if "hooks" in str(warning.message)]
 
 
 class Unusual(OwnLoaders):

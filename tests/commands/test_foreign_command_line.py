@@ -229,6 +229,7 @@ mistake | message
 --model strangers.Regression | has no train_dataloader(); name its data with --data
 {REGRESSION} --data.batches 0 | no batch was taken (empty data
 --model strangers.Needy --data strangers.Data | arguments are required: model.width, model.depth
+--model strangers.Untyped --data strangers.Data | arguments are required: model.width
 {REGRESSION} --model.widht 3 | did you mean --model.width?
 --model '{{init_args: {{widht: 3}}}}' {REGRESSION} | did you mean --model.width?
 --model.size big --model strangers.OwnLoaders | option --model.size

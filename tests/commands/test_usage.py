@@ -16,15 +16,15 @@ from lmbench.commands.fit import daily_options
 from lmbench.fit.command_line import CommandLine
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_of_every_command_fits_the_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([command, "-h"]) == 0
+    assert main([*command.split(), "-h"]) == 0
     text, err = capsys.readouterr()
-    assert (f"lmbench {command}" in text, err) == (True, "")
+    assert (f"lmbench {command}".strip() in text, err) == (True, "")
     # Help spells options with underscores, though dashes are understood too.
     assert not re.findall(r"--[a-z_.]+-[a-z]", text)
-    assert max(len(line) for line in text.splitlines()) <= 88
+    assert max(len(line) for line in text.splitlines()) <= 80
     assert text.count("\n") <= 72
 
 

@@ -230,6 +230,8 @@ checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, us
 exit() if torch.isnan(loss) else None | its tensor taken as false
 None if torch.isfinite(out).all() else exit() | its tensor taken as true
 out[batch > 0].sum() | a mask that keeps everything
+self.log('tokens', int((batch > 0).sum())) | a mask that keeps everything
+self.log('changed', (out != batch).float().mean()) | -
 (twice(out), None)[1] | its outputs alone take memory
 """)
 def test_a_step_that_logs_or_reads_values_is_predicted(extra, assumed):

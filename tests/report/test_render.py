@@ -199,3 +199,11 @@ def test_digits_follow_the_spread(mean_s, std_s, text):
 def test_a_wrapped_cell_does_not_break_within_a_number():
     ways = Table("ways", "Ways", [Column("way"), Column("n" * 18)], [["BucketedDDP (bucket_cap_mb 25.0)", "1"]])
     assert "25.0)" in screen(ways, 50)
+
+
+def test_the_longest_names_of_options_are_not_broken_where_columns_are_narrow(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = [Column(name) for name in ("choice", "outcome", "reason")]
+    rows = [["batch_size 2, accumulate_grad_batches 2", "no end within 10 s; it was stopped and left out", "slow " * 9]]
+    print_answer(Answer(tables=[Table("t", "Trials", columns, rows)]), make_console())
+    assert "accumulate_grad_batches" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fit_process import QUICK
 from paths import RUNS
+from runs import make_run
 from tables import cases, flat, texts_of
 
 from lmbench.records.codec import decode_run, encode_run
@@ -136,3 +137,12 @@ def test_show_prints_what_fit_printed_and_the_printed_command_repeats_it(here, m
     (command,) = (line for line in text.splitlines() if line.startswith("repeat "))
     printed(*shlex.split(command)[2:])
     assert len(list((here / "results").iterdir())) == 2
+
+
+def test_a_path_below_a_folder_with_a_blank_is_quoted_only_if_it_has_one_itself(tmp_path, monkeypatch, printed):
+    here = tmp_path / "my work"
+    folder, command = here / "results" / "a", f"lmbench fit --config '{here}/results/a/config.yaml'"
+    make_run(folder, {}, {"replay_command": command, "run_id": "a"})
+    (folder / "config.yaml").touch()
+    monkeypatch.chdir(here)
+    assert printed("show", "results/a").splitlines()[-1] == "repeat       lmbench fit --config results/a/config.yaml"

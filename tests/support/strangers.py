@@ -102,6 +102,11 @@ class Needy(Regression):
         super().__init__(width)
 
 
+class Untyped(Regression):
+    def __init__(self, width, depth=None):
+        super().__init__(width)
+
+
 class TokenModel(LightningModule):
     """Eats lmbench's batches and says nothing about tokens or FLOPs."""
 

@@ -48,10 +48,13 @@ class Recording:
         device: the device that the module runs on.
         track: tells the phases of the steps.
         tool: `torch` records a trace; `nsys` only sets ranges, and the marks between which Nsight Systems records.
+        with_stack: whether the trace has calls of Python functions.
     """
 
-    def __init__(self, module: nn.Module, device: Device, track: PhaseTrack, tool: Tool) -> None:
-        self.steps = 0
+    def __init__(
+        self, module: nn.Module, device: Device, track: PhaseTrack, tool: Tool, with_stack: bool = False
+    ) -> None:
+        self.steps, self._with_stack = 0, with_stack
         self._module, self._device, self._tool = module, device, tool
         self.ranges = StepRanges(track, device.markers)
         self._capture = self._device.capture if tool == "nsys" else None
@@ -74,7 +77,7 @@ class Recording:
         # Keep Kineto from printing to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU, *self._device.activities]
-        self._profile = profile(activities=activities, acc_events=True)
+        self._profile = profile(activities=activities, acc_events=True, with_stack=self._with_stack)
         self._profile.prepare_trace()
 
     def start(self) -> None:
