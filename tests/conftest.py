@@ -55,10 +55,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
-def pytest_collection_finish():
-    # A window begins with a full collection; of all that was imported it would take 0.3 s, hundreds of times.
-    gc.collect()
-    gc.freeze()
+def pytest_runtest_setup():
+    # A window begins with full collections; of all that was imported until now they would take most of a short test.
+    if len(gc.get_objects(generation=2)) > 20_000:
+        gc.collect()
+        gc.freeze()
 
 
 QUIET = {
