@@ -23,7 +23,7 @@ CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 class Row(MeasuredServers):
     """Servers of a row of suspects: those from `first_bad` on take longer, and `broken` ones end in errors."""
 
-    def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.02):
+    def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.005):
         super().__init__(lambda name: name)
         self.last, self.first_bad, self.broken = last, first_bad, broken
         self.change, self.noise, self.chance, self.measured = change, noise, random.Random(3), set()

@@ -300,12 +300,12 @@ def test_blocks_that_are_computed_again_keep_less_in_eager_and_compiled_runs():
 
 
 def test_compiled_blocks_that_are_not_computed_again_keep_what_they_keep():
-    model = ("--model.num_layers=6", "--trainer.compile=true")
+    model = ("--model.num_layers=3", "--trainer.compile=true")
     nothing, first, every = (
         activations_of(*model, *words)
-        for words in ([], ["--trainer.recompute.first=2"], ["--trainer.recompute.keep=inputs"])
+        for words in ([], ["--trainer.recompute.first=1"], ["--trainer.recompute.keep=inputs"])
     )
-    assert nothing - first == pytest.approx((nothing - every) * 2 / 6, rel=0.1)
+    assert nothing - first == pytest.approx((nothing - every) / 3, rel=0.1)
 
 
 def test_a_chunked_loss_never_has_all_logits_in_memory():
