@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 import warm_server
 from fit_process import QUICK
-from tables import rows
+from tables import cases, rows
 
 from lmbench import masking
 from lmbench.errors import UsageError
@@ -119,7 +119,7 @@ def test_a_command_line_is_masked_in_both_forms():
     assert masked_words(words) == expected
 
 
-@pytest.mark.parametrize("quoted", [str, repr, json.dumps, quote])
+@cases("quoted", str, repr, json.dumps, quote)
 def test_values_of_the_environment_are_masked_however_they_are_quoted(quoted, monkeypatch):
     for value in ("planted/env 'value' of\n\"two\" \\ lines", "correct horse battery"):
         monkeypatch.setenv("TEAM_API_KEY", value)
@@ -148,7 +148,7 @@ def seconds(text):
 REPEATED = "x= a- a. x=( token: --token= a:// a://b: https:// SG. eyJa. ab- x='"
 
 
-@pytest.mark.parametrize("piece", REPEATED.split())
+@cases("piece", *REPEATED.split())
 def test_masking_takes_time_in_proportion_to_the_text(piece):
     short, long = (min(seconds(piece * (size // len(piece)) + "1") for _ in range(3)) for size in (8_000, 64_000))
     assert long < 24 * short

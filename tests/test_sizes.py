@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.model.transformer import Transformer
@@ -13,7 +14,7 @@ COUNTS = {"small": 128_625_408, "medium": 423_183_360, "large": 969_411_840, "xl
 COUNTS |= {"xl_2026": COUNTS["2.7B"], "10B": 12_832_823_808}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", *SIZES)
 def test_parameter_counts_are_those_of_the_real_modules(size):
     with torch.device("meta"):
         network = Transformer(SIZES[size], context_length=8)

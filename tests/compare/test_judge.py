@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
-import pytest
 import torch
 import warm_server
 from runs import make_record, write_run
@@ -169,9 +168,7 @@ def test_a_guard_that_checks_nothing_on_b_and_passes_on_a_is_named(tmp_path):
     assert [*worse_guards(*runs)] == ["B: guard trained is n/a, which passes on A"]
 
 
-@pytest.mark.parametrize(
-    "name", ["time.perf_counter", "time.sleep", "torch.cuda.synchronize", "torch.cuda.Event.elapsed_time"]
-)
+@cases("name", "time.perf_counter", "time.sleep", "torch.cuda.synchronize", "torch.cuda.Event.elapsed_time")
 def test_a_clock_or_synchronize_that_something_else_stands_for_is_named(name, monkeypatch):
     assert replaced_functions() == []
     monkeypatch.setattr(name, lambda *_: 1.0)

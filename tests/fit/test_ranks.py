@@ -244,7 +244,7 @@ def test_a_rank_that_fails_after_the_measurement_ends_the_run_and_the_record_sta
     assert (run.record.phases.step.n, len(run.record.per_rank)) == (run.record.window.steps, 2)
 
 
-@pytest.mark.parametrize("steps", [5, 100], ids=["in probe steps", "in the window"])
+@cases("steps", 5, 100, ids=["in probe steps", "in the window"])
 def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(steps, capfd):
     words = ["--model=uneven.Uneven", "--model.deed=run out", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
     code, run = fit(*words, f"--measure.steps={steps}", "--measure.collective_timeout_s=2")
@@ -329,18 +329,16 @@ def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(
     assert (printed.err.count(f"lmbench: {error}\n"), "Connection closed" in printed.err) == (1, False)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "uneven.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
-            "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
-        ),
-        (
-            "uneven.Uneven --model.deed=differ --trainer.strategy=ddp",
-            "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
-        ),
-    ],
+@cases(
+    "words | message",
+    (
+        "uneven.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
+        "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
+    ),
+    (
+        "uneven.Uneven --model.deed=differ --trainer.strategy=ddp",
+        "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
+    ),
 )
 def test_a_module_that_cannot_be_started_is_refused_in_one_line(words, message, refused):
     error = refused("fit", *WORDS, "--model", *words.split())
@@ -400,12 +398,10 @@ def test_ranks_of_a_launcher_leave_one_result_which_is_printed_once(tmp_path):
     assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("deed", "error"),
-    [
-        ("die", "rank 1 left in the middle, and the measurement with it"),
-        ("hang", r"rank 1 hung in hang at .*uneven.py:\d+; rank 0: .*in gloo:all_reduce.*"),
-    ],
+@cases(
+    "deed | error",
+    ("die", "rank 1 left in the middle, and the measurement with it"),
+    ("hang", r"rank 1 hung in hang at .*uneven.py:\d+; rank 0: .*in gloo:all_reduce.*"),
 )
 def test_under_a_launcher_the_rank_that_failed_is_the_reason_too(deed, error, tmp_path):
     words = ["--config=smoke", "--model=uneven.Uneven", "--measure.collective_timeout_s=1"]

@@ -9,6 +9,7 @@ import json
 
 import pytest
 from fit_process import run_here
+from tables import cases
 
 from lmbench.cli import main
 
@@ -17,7 +18,11 @@ pytestmark = pytest.mark.gpu
 SHORT = ["--measure.steps", "3", "--measure.warmup_steps", "2", "--measure.probe_steps", "2"]
 
 
-@pytest.mark.parametrize(("precision", "lower"), [("16-mixed", "float16"), ("bf16-mixed", "bfloat16")])
+@cases("""
+- [precision, lower]
+- [16-mixed, float16]
+- [bf16-mixed, bfloat16]
+""")
 def test_the_toy_has_the_dtypes_of_published_write_ups(precision, lower, tmp_path, capsys):
     toy = run_here(tmp_path, "fit", "--config", "toy_fp16", *SHORT, "--trainer.precision", precision)
     capsys.readouterr()

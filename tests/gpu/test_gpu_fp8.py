@@ -10,6 +10,7 @@ import json
 import pytest
 import torch  # noqa: F401  (for the mark)
 from fit_process import run_here
+from tables import cases
 
 from lmbench.cli import main
 
@@ -22,7 +23,7 @@ def fitted(tmp_path, *words):
     return run_here(tmp_path, "fit", *CONFIG, *words)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "tensorwise-fast", "rowwise"])
+@cases("recipe", "tensorwise", "tensorwise-fast", "rowwise")
 def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
     compiled = ["--trainer.precision", f"fp8-{recipe}", "--trainer.compile.regional", "true"]
     plain, run = (fitted(tmp_path, *words).record for words in (["--trainer.precision", "bf16-mixed"], compiled))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fit_process import measure_here
 from lightning.pytorch import LightningModule
+from tables import cases
 from torch import nn
 
 from lmbench.errors import UsageError
@@ -27,9 +28,7 @@ class Layers(LightningModule):
         )
 
 
-@pytest.mark.parametrize(
-    ("has_experts", "kinds", "count"), [(lambda n: True, [0] * 6, 6), (lambda n: n % 2, [0, 1] * 3, None)]
-)
+@cases("has_experts | kinds | count", (lambda n: True, [0] * 6, 6), (lambda n: n % 2, [0, 1] * 3, None))
 def test_blocks_are_layers_and_not_their_experts_and_only_alike_ones_are_cut(has_experts, kinds, count):
     module = Layers(has_experts)
     blocks = AlikeBlocks(module, 3)

@@ -68,7 +68,7 @@ def gradients(net, options):
     )
 
 
-@pytest.mark.parametrize("is_tuple", [False, True])
+@cases("is_tuple", False, True)
 @cases("""
 - [settings, runs]
 - [{}, [2, 2, 2, 2, 2, 2]]
@@ -194,7 +194,7 @@ def test_a_run_records_what_is_computed_again_and_counts_its_flops():
     assert measure_here(model, (tokens[0], tokens[1])).record.model.checkpoint == "none"
 
 
-@pytest.mark.parametrize("settings", [{}, {"first": 2}, {"group": 2}, {"keep": "matmuls"}])
+@cases("settings", {}, {"first": 2}, {"group": 2}, {"keep": "matmuls"})
 def test_blocks_of_transformers_are_computed_again_without_a_cache(settings):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -239,7 +239,11 @@ def test_products_of_float32_take_the_rate_that_their_precision_allows(matmul, r
     assert ddp["compute_s"] == pytest.approx(2 * 10_000 * 2e9 / float(rate))
 
 
-@pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
+@cases("""
+- [options, measured]
+- [{prefetch: 2}, [0.5]]
+- [{tensor_parallel_size: 2}, []]
+""")
 def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, answered):
     rows = bounds_of(tmp_path, answered, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured

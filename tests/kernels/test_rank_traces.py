@@ -107,7 +107,11 @@ rank 1:
 
 
 # On clocks that differ, only the kernels' durations tell the wait.
-@pytest.mark.parametrize(("offset_us", "wait_us"), [(0, 60), (7_000, 70)])
+@cases("""
+- [offset_us, wait_us]
+- [0, 60]
+- [7000, 70]
+""")
 def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, answered):
     write_ranks(tmp_path, GOES_ON, offset_us)
     first, second = answered("kernels", tmp_path)["tables"]["ranks"]

@@ -64,7 +64,7 @@ def test_the_walk_through_compiled_blocks_is_that_of_a_compiled_step():
         assert walked == pytest.approx(stepped, rel=0.005), words
 
 
-@pytest.mark.parametrize("zero_grad", ["after_step", "native"])
+@cases("zero_grad", "after_step", "native")
 def test_the_walk_through_blocks_of_several_kinds_is_that_of_a_step(zero_grad):
     recipes = [Recipe(2, 1, "inputs", 3), Recipe(1, 2, "matmuls", 4)]
     words = ["--model=own_blocks.Mixed", *OWN[1:], "--data.batch_size=2", f"--measure.zero_grad={zero_grad}"]
@@ -110,20 +110,18 @@ BLOCKS = {"none": {0: BlockFacts(30, 30, 30, 5, -20)}, "inputs": {0: BlockFacts(
 CHAIN = Chain(4, False, [0] * 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40, "adding": 3})
 
 
-@pytest.mark.parametrize(
-    ("recipe", "peak", "work"),
-    [
-        # Parameters and inputs, all activations, then one block's backward.
-        (Recipe(4, 1), 200 + 300 + 5, 50 + 300),
-        # All inputs, and at the last block's backward the gradients of the others and its own activations.
-        (Recipe(4, 1, "inputs", 10), 200 + 20 + 9 * 8 + 33, 50 + 300 + 100),
-        # The gradients are there from the start.
-        (Recipe(4, 2), 200 + 105 + 300 + 5, 2 * (50 + 300 + 3)),
-        # Of a block's forward 1 is after all that its backward needs, which is left out in the last block of a group.
-        (Recipe(4, 1, "inputs", 10, 10), 200 + 2 + 300 + 5, 50 + 300 + 10 * 10 + 9 * 1),
-        # The outer group leaves the last block out.
-        (Recipe(4, 1, "inputs", 10, 10, True), 200 + 2 + 20 + 9 * 8 + 33, 50 + 300 + 10 * 10 + 9 * 11),
-    ],
+@cases(
+    "recipe | peak | work",
+    # Parameters and inputs, all activations, then one block's backward.
+    (Recipe(4, 1), 200 + 300 + 5, 50 + 300),
+    # All inputs, and at the last block's backward the gradients of the others and its own activations.
+    (Recipe(4, 1, "inputs", 10), 200 + 20 + 9 * 8 + 33, 50 + 300 + 100),
+    # The gradients are there from the start.
+    (Recipe(4, 2), 200 + 105 + 300 + 5, 2 * (50 + 300 + 3)),
+    # Of a block's forward 1 is after all that its backward needs, which is left out in the last block of a group.
+    (Recipe(4, 1, "inputs", 10, 10), 200 + 2 + 300 + 5, 50 + 300 + 10 * 10 + 9 * 1),
+    # The outer group leaves the last block out.
+    (Recipe(4, 1, "inputs", 10, 10, True), 200 + 2 + 20 + 9 * 8 + 33, 50 + 300 + 10 * 10 + 9 * 11),
 )
 def test_a_peak_is_a_sum_over_blocks(recipe, peak, work):
     assert (predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe)) == (peak, work)

@@ -67,7 +67,12 @@ def test_a_llama_with_grouped_queries_is_within_a_thousandth_of_an_h200s(tmp_pat
     assert forecast.run_peak_bytes == pytest.approx(32.60215616 * 2**30, rel=0.001)
 
 
-@pytest.mark.parametrize(("precision", "weight_bytes"), [("bf16-true", 2), ("bf16-mixed", 4), ("32-true", 4)])
+@cases("""
+- [precision, weight_bytes]
+- [bf16-true, 2]
+- [bf16-mixed, 4]
+- [32-true, 4]
+""")
 def test_experts_of_a_transformers_model_are_predicted_in_every_precision(precision, weight_bytes, tmp_path):
     pytest.importorskip("transformers")
     path = tmp_path / "mixtral.json"
@@ -246,7 +251,7 @@ def test_each_expert_of_a_loop_holds_its_share_of_the_tokens():
     assert [line.partition(": ")[2] for line in forecasts[1].assumed] == ["the same number of tokens for each expert"]
 
 
-@pytest.mark.parametrize("save", ["torch.save(self.state_dict(), {!r})", "self.trainer.save_checkpoint({!r})"])
+@cases("save", "torch.save(self.state_dict(), {!r})", "self.trainer.save_checkpoint({!r})")
 def test_a_prediction_leaves_the_checkpoints_that_a_step_writes(save, tmp_path):
     weights = tmp_path / "weights.pt"
     weights.write_text("kept")
@@ -402,15 +407,13 @@ def test_the_answer_names_the_strategy_and_the_number_of_gpus(strategy, name, en
 # what fits
 
 
-@pytest.mark.parametrize(
-    ("reserve", "start", "unit"),
-    [
-        (lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64),
-        (lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1),
-        # Far from the border it falls.
-        (lambda batch: 2**30 + batch * 2**32 - batch**2 * 2**21, 8, 1),
-        (lambda batch: 90 * 2**30 + batch * 2**32, 512, 1),
-    ],
+@cases(
+    "reserve | start | unit",
+    (lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64),
+    (lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1),
+    # Far from the border it falls.
+    (lambda batch: 2**30 + batch * 2**32 - batch**2 * 2**21, 8, 1),
+    (lambda batch: 90 * 2**30 + batch * 2**32, 512, 1),
 )
 def test_the_border_is_the_largest_that_fits(reserve, start, unit):
     border = largest_that_fits(reserve, ROOM.room_bytes, start, unit, 2**20)

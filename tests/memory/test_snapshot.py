@@ -7,6 +7,7 @@ import pickle
 
 import planted_memory
 import pytest
+from tables import cases
 
 from lmbench.errors import UsageError
 from lmbench.memory import snapshot
@@ -45,19 +46,17 @@ def test_code_in_a_snapshot_does_not_run(tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system"),
-        (b"Pfoo\n.", "persistent id"),
-        (b"", "EOFError"),
-        (pickle.dumps({"a": 1}), "missing required field `segments`"),
-        (of_entry(action="alloc", size=1 << 60), "size"),
-        (of_entry(action="alloc", frames=[{"line": []}]), "no list of frames"),
-        (pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty"),
-        (pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64"),
-        (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
-    ],
+@cases(
+    "content | reason",
+    (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system"),
+    (b"Pfoo\n.", "persistent id"),
+    (b"", "EOFError"),
+    (pickle.dumps({"a": 1}), "missing required field `segments`"),
+    (of_entry(action="alloc", size=1 << 60), "size"),
+    (of_entry(action="alloc", frames=[{"line": []}]), "no list of frames"),
+    (pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty"),
+    (pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64"),
+    (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
 )
 def test_a_file_that_is_no_snapshot_is_refused_in_one_line(tmp_path, content, reason):
     assert reason in refusal(tmp_path / "s.pickle", content)

@@ -112,7 +112,7 @@ def _backward(ctx, grad):
 operator.register_autograd(_backward, setup_context=_keep)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@cases("causal", False, True)
 def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_too(causal, monkeypatch):
     monkeypatch.setattr(attention_check, "_BLOCK_ELEMENTS", 200)
     q, k, v, gradient = (torch.randn(2, 2, 23, 8, dtype=torch.float64) for _ in range(4))
@@ -133,8 +133,8 @@ def checked(function, dtype=torch.float32, **changes):
     return check_attention(attention_kind(f"test_attention_check:{name}"), replace(use, **changes))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("function", ["naive", "operator"])
+@cases("dtype", *TOLERANCES)
+@cases("function", "naive", "operator")
 def test_right_functions_are_within_the_tolerance_with_room(function, dtype):
     torch.manual_seed(4)
     expected = torch.rand(3)
@@ -207,7 +207,7 @@ def attention(function):
     return f"--model.attention=test_attention_check:{function}"
 
 
-@pytest.mark.parametrize("subject", [(*LAYER, "--trainer.compile.backend=aot_eager"), MODEL])
+@cases("subject", (*LAYER, "--trainer.compile.backend=aot_eager"), MODEL)
 def test_a_librarys_operator_is_checked_and_measured(subject, tmp_path, capsys):
     record = bench(tmp_path, *subject, attention("operator")).record
     assert record.model.attention == "test_attention_check:operator"

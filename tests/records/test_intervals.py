@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from tables import cases
 
 from lmbench.records.intervals import NONE, covered, locate, paint, union
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", *range(20))
 def test_every_moment_is_counted_as_by_hand(seed):
     chance = np.random.default_rng(seed)
     start = chance.integers(0, 60, seed)

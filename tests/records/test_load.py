@@ -51,15 +51,13 @@ def test_a_torn_last_line_is_ignored_and_any_other_unreadable_line_is_damage(fol
     assert _append(folder, data.encode("latin-1")) == (steps, damage and f"steps.jsonl: {damage}")
 
 
-@pytest.mark.parametrize(
-    ("make", "damage"),
-    [
-        (lambda path: None, "run.json is missing"),
-        (os.mkfifo, "run.json is not read: it is no regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "run.json is not read: 'run.json' leads out of its folder"),
-        (lambda path: path.write_bytes(b" " * 9 * MIB), "run.json is not read: it holds more than 8 MiB"),
-        (lambda path: path.write_bytes(b"\xff\xfe{}"), "run.json is damaged: it is no JSON"),
-    ],
+@cases(
+    "make | damage",
+    (lambda path: None, "run.json is missing"),
+    (os.mkfifo, "run.json is not read: it is no regular file"),
+    (lambda path: path.symlink_to("/dev/zero"), "run.json is not read: 'run.json' leads out of its folder"),
+    (lambda path: path.write_bytes(b" " * 9 * MIB), "run.json is not read: it holds more than 8 MiB"),
+    (lambda path: path.write_bytes(b"\xff\xfe{}"), "run.json is damaged: it is no JSON"),
 )
 def test_a_run_whose_run_json_cannot_be_read_is_damaged_and_keeps_its_steps(folder, make, damage):
     (folder.path / "run.json").unlink()

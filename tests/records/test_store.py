@@ -47,7 +47,7 @@ def test_run_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert json.loads((folder.path / "run.json").read_text())["outcome"] == "running"
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2, 100])
+@cases("missing", 0, 1, 2, 100)
 def test_a_step_is_found_in_the_file_or_waits_but_not_both(missing, tmp_path, monkeypatch):
     """On a disk that gets full near the end of the second of three lines."""
     folder, write = RunFolder.create(tmp_path), store.os.write

@@ -13,15 +13,12 @@ import pytest
 import yaml
 from repository import git
 from runs import BASE, make_run, make_sweep
-from tables import csv_of, flat
+from tables import cases, csv_of, flat
 
 from lmbench.records.statistics import level_changes
 
 
-@pytest.mark.parametrize(
-    "levels",
-    yaml.safe_load("[[[5, 1.0], [5, 1.05]], [[4, 1.0], [4, 1.05], [4, 1.0]], [[9, 1.0], [1, 1.2]]]"),
-)
+@cases("levels", *yaml.safe_load("[[[5, 1.0], [5, 1.05]], [[4, 1.0], [4, 1.05], [4, 1.0]], [[9, 1.0], [1, 1.2]]]"))
 def test_planted_levels_are_found_with_their_size(levels):
     rng = random.Random(2)
     changes = level_changes([level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)])
@@ -31,7 +28,7 @@ def test_planted_levels_are_found_with_their_size(levels):
         assert change.point == pytest.approx(after / before, abs=0.02)
 
 
-@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@cases("tails", "normal", "heavy")
 def test_at_most_a_few_in_a_hundred_series_of_noise_show_a_change(tails):
     rng = np.random.default_rng(3)
     for count in (4, 8, 30):
@@ -62,7 +59,11 @@ def test_one_of_two_values_now_and_then_is_noise_and_a_change_is_still_found():
     assert found.count([20]) > 90
 
 
-@pytest.mark.parametrize(("count", "most"), [(20, 45), (50, 12)])
+@cases("""
+- [count, most]
+- [20, 45]
+- [50, 12]
+""")
 def test_a_single_outlier_is_no_change_and_a_change_is_still_found(count, most):
     """Beside the 5 % of series that any noise may give; without the replacement 59 and 100 % of 300 show one."""
     rng = np.random.default_rng(977)

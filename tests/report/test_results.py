@@ -16,7 +16,7 @@ from lmbench.report.results import rows_table
 STEP = "phases.step.mean_s"
 
 
-@pytest.mark.parametrize("means", [[0.1, 0.102, 0.107], [0.02, 0.02, 0.3], [0.1]])
+@cases("means", [0.1, 0.102, 0.107], [0.02, 0.02, 0.3], [0.1])
 def test_the_spread_is_that_between_processes_or_within_the_only_one(means, swept):
     home = swept(repeats=len(means), change=lambda _, repeat: {STEP: means[repeat], "phases.step.std_s": 0.001})
     (row, _), section = rows_of(home), section_of(home)
@@ -97,7 +97,7 @@ def test_a_row_says_what_its_figures_are_where_the_caption_does_not(swept):
     ]
 
 
-@pytest.mark.parametrize("ends", [["inf", "inf"], ["inf", "-inf"]])
+@cases("ends", ["inf", "inf"], ["inf", "-inf"])
 def test_infinite_numbers_are_shown_without_a_point_of_a_chart_or_a_verdict(ends, swept):
     def change(run, repeat):
         if run["data"]["batch_size"] == 4 or repeat == 2:
@@ -259,7 +259,11 @@ def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(swept):
     assert [rows["bf16-true"][name] for name in names] == [None, None]
 
 
-@pytest.mark.parametrize(("row_count", "is_told"), [(1, True), (9, False)])
+@cases("""
+- [row_count, is_told]
+- [1, true]
+- [9, false]
+""")
 def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path):
     # One pair has p = 0.014.
     steps = {False: [0.1000, 0.1010, 0.1020], True: [0.1035, 0.1045, 0.1055]}

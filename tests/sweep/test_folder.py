@@ -61,7 +61,7 @@ def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_s
     assert (f"was still running: process {sleeper.pid} {told}" in err) == (told is not None)
 
 
-@pytest.mark.parametrize("plant", [os.link, os.symlink, lambda _, path: os.mkfifo(path)], ids=["hard", "soft", "pipe"])
+@cases("plant", os.link, os.symlink, lambda _, path: os.mkfifo(path), ids=["hard", "soft", "pipe"])
 def test_a_lock_that_lies_elsewhere_is_neither_emptied_nor_written_to(plant, run, tmp_path):
     (tmp_path / "private").write_text("mine")
     lock = run.parents[1] / ".lock"
@@ -100,8 +100,8 @@ nothing to run: [{base: {}}, {}, null]
 """)
 
 
-@pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
-@pytest.mark.parametrize("what", FOREIGN)
+@cases("words", ["sweep"], ["sweep", "--dry_run"], ["compare", "--run"])
+@cases("what", *FOREIGN)
 def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(what, words, here, refused):
     file, config, shown = FOREIGN[what]
     Path("evil.py").write_text("open('ran', 'w')")
