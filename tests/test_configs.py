@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from refusals import usage_error
 from tables import cases
 
 from lmbench.configs import parse_yaml
-from lmbench.errors import UsageError
 
 
 @cases("text", "a: 2026-99-99", "x: !!python/object/apply:os.system [ls]", "--- 1\n--- 2", "[" * 3000)
 def test_text_that_is_not_yaml_is_refused_in_one_line(text):
-    with pytest.raises(UsageError, match=r"^file is no YAML: .*") as refused:
+    with usage_error(r"^file is no YAML: .*") as refused:
         parse_yaml(text, "file")
     assert "\n" not in str(refused.value)
 
@@ -27,5 +26,5 @@ def test_yaml_with_aliases_is_read():
     ids=["within itself", "a thousand million"],
 )
 def test_aliases_without_end_are_refused_in_one_line(text):
-    with pytest.raises(UsageError, match=r"^file has more than 100,000 values, or an alias within its own anchor"):
+    with usage_error(r"^file has more than 100,000 values, or an alias within its own anchor"):
         parse_yaml(text, "file")

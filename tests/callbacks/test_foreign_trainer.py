@@ -13,6 +13,7 @@ import pytorch_lightning.demos.boring_classes
 import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from refusals import usage_error
 from strangers import ByHand, Data, OwnLoaders, Regression, SlowBatches
 from tables import cases
 
@@ -25,7 +26,6 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
@@ -91,7 +91,7 @@ def test_watchers_change_nothing_and_leave_nothing(kinds, module, recorder):
 def test_a_trainer_of_pytorch_lightning_is_refused_in_one_line():
     flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pytorch_lightning.Trainer(accelerator="cpu", callbacks=[PhaseTimer()], **flags)
-    with pytest.raises(UsageError, match=r"of pytorch_lightning, .* import lightning\.pytorch"):
+    with usage_error(r"of pytorch_lightning, .* import lightning\.pytorch"):
         trainer.fit(pytorch_lightning.demos.boring_classes.BoringModel())
 
 

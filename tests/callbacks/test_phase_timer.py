@@ -9,12 +9,12 @@ from collections import UserList
 import pytest
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from planted_device import PlantedDevice
+from refusals import usage_error
 from strangers import ByHand, Sleeper, SlowBatches
 from tables import cases
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.device import DEVICES
-from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 
 from conftest import assert_slept, measure
@@ -106,7 +106,7 @@ def test_a_checkpoint_inside_the_window_is_subtracted_also_where_a_validation_en
 
 
 def test_two_timers_are_refused(sleeper):
-    with pytest.raises(UsageError, match="two PhaseTimers"):
+    with usage_error("two PhaseTimers"):
         measure(sleeper, PhaseTimer())
 
 

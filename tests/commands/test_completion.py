@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from refusals import usage_error
 from runs import make_run
 from tables import cases, stored
 
-from lmbench.errors import UsageError
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit_options import check_options, option_names
 
@@ -78,6 +78,6 @@ def test_every_option_that_the_real_parser_has_is_known_without_it():
 @cases("words | near", *CASES["near"].items())
 def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near, here):
     Path("mine.yaml").touch()
-    expectation = pytest.raises(UsageError, match=f"unknown option.*{near}") if near else nullcontext()
+    expectation = usage_error(f"unknown option.*{near}") if near else nullcontext()
     with expectation:
         check_options(words.split())

@@ -12,12 +12,12 @@ import pytest
 import torch
 import yaml
 from fit_process import bench, measure_here, statuses
+from refusals import usage_error
 from strangers import Regression
 from tables import cases
 from torch.utils.data import DataLoader, IterableDataset
 
 from lmbench.configs import shipped_configs
-from lmbench.errors import UsageError
 from lmbench.records.vocabulary import PHASES
 
 
@@ -99,7 +99,7 @@ def test_data_that_is_used_up_ends_the_window_and_none_is_an_error():
     assert (run.outcome, run.record.window.steps) == ("ok", 8)
     window = measure_here(Regression(), DataLoader(Stream(rows), batch_size=1), steps=20).record.window
     assert (window.steps, window.loader_end_count, window.loader_batches) == (20, 2, 9)
-    with pytest.raises(UsageError, match="nothing was measured"):
+    with usage_error("nothing was measured"):
         measure_here(Regression(), DataLoader(Stream([]), batch_size=1))
 
 

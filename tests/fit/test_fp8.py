@@ -8,10 +8,10 @@ import pytest
 import torch
 from fit_process import measure_here as measure
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from refusals import usage_error
 from strangers import OwnLoaders
 from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import fp8_precision
 from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.model.language_model import LanguageModel
@@ -81,15 +81,15 @@ def test_flops_of_a_users_module_are_counted_as_in_bf16():
     (model(d_model=40), BATCH, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
 )
 def test_a_module_or_batch_that_fp8_cannot_take_is_refused_in_one_line(module, data, line):
-    with pytest.raises(UsageError, match=f"^precision fp8-rowwise .*{line}"):
+    with usage_error(f"^precision fp8-rowwise .*{line}"):
         measure(module, data, precision="fp8-rowwise")
 
 
 def test_fp8_without_fp8_units_or_with_another_strategy_is_refused_in_one_line(monkeypatch):
-    with pytest.raises(UsageError, match=r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
+    with usage_error(r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
         fp8_precision("fp8-rowwise", SimpleNamespace(root_device=torch.device("cpu")))
     strategy = SingleDeviceStrategy(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
-    with pytest.raises(UsageError, match=r"^precision fp8-rowwise on NVIDIA A100-SXM4-80GB, which has no fp8 units"):
+    with usage_error(r"^precision fp8-rowwise on NVIDIA A100-SXM4-80GB, which has no fp8 units"):
         fp8_precision("fp8-rowwise", strategy)

@@ -21,6 +21,7 @@ import pytest
 import torch
 from fit_process import measure_here as measure
 from lightning.pytorch import Callback
+from refusals import usage_error
 from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 from tables import cases
 from torch.utils.data import DataLoader
@@ -193,7 +194,7 @@ def test_a_measurement_within_another_is_refused():
         def on_train_start(self, *_):
             measure()
 
-    with pytest.raises(lmbench.UsageError, match="another measurement runs in this process"):
+    with usage_error("another measurement runs in this process"):
         measure(trainer={"callbacks": [Nested()]})
     assert measure().outcome == "ok"
 
@@ -245,7 +246,7 @@ class Lazy(OwnLoaders):
     (lambda: measure(compile={"mod": "default"}), "did you mean --compile.mode?"),
 )
 def test_a_mistake_is_an_exception_of_one_line(call, message):
-    with pytest.raises(lmbench.UsageError, match=message) as raised:
+    with usage_error(message) as raised:
         call()
     assert "\n" not in str(raised.value)
 

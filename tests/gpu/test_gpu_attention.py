@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from fit_process import run_here
+from refusals import usage_error
 from tables import cases
 from torch import Tensor
 
-from lmbench.errors import UsageError
 from lmbench.fit.in_process import undisturbed
 from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
@@ -73,7 +73,7 @@ def as_function(kind):
 def test_every_back_end_agrees_with_the_formula_or_refuses(name, dtype):
     use = Use(Size(2, 2, 256, 64), True, dtype, CUDA)
     if name in NO_FLOAT32 and dtype is torch.float32:
-        with pytest.raises(UsageError, match=f"'{name}' has no kernel for float32.*; choose sdpa, .* or naive: "):
+        with usage_error(f"'{name}' has no kernel for float32.*; choose sdpa, .* or naive: "):
             check_attention(attention_kind(name), use)
         return
     check_attention(attention_kind(name), use)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from fit_process import measure_here
 from lightning.pytorch import LightningModule
+from refusals import usage_error
 from tables import cases
 from torch import nn
 
-from lmbench.errors import UsageError
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
@@ -59,7 +58,7 @@ def test_layers_that_are_lists_are_no_blocks_and_their_members_are_marked():
     run = measure_here(Pairs(), torch.ones(4, 8), probe_steps=1)
     assert (run.outcome, run.record.probe.marked_modules) == ("ok", 12)
     assert AlikeBlocks(Pairs(), 3).lists == []
-    with pytest.raises(UsageError, match="needs a list of blocks of one class, and Pairs has none"):
+    with usage_error("needs a list of blocks of one class, and Pairs has none"):
         recompute_in_place(Pairs(), RecomputeOptions())
     pairs = Pairs()
     assert compile_targets(pairs, CompileOptions(regional=True)) == [pairs]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import UserDict
 from dataclasses import dataclass
 
-import pytest
 import torch
 from fit_process import measure_here
 from lightning.pytorch.loggers.logger import DummyLogger
+from refusals import usage_error
 from strangers import OwnLoaders, TokenModel
 from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.instruments.subject import describe_model, note_peak, padding_of, tensors_of
 from lmbench.precision import named_gpu
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -156,7 +155,7 @@ def test_flops_of_a_step_that_asks_its_trainer_are_counted_and_its_loggers_get_n
 def test_a_count_below_0_is_refused(method):
     module = OwnLoaders()
     setattr(module, method, lambda *_: -5)
-    with pytest.raises(UsageError, match=rf"{method}\(.*\) returned -5; it must return a whole number, 0 or more"):
+    with usage_error(rf"{method}\(.*\) returned -5; it must return a whole number, 0 or more"):
         measure_here(module)
 
 

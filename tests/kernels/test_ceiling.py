@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from comparison_runs import make_run
+from refusals import usage_error
 from tables import cases
 from torch.utils.flop_counter import FlopCounterMode
 from trace_events import examined
 
-from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import CeilingRecord, attained_bus, find_ceiling, roofline, store_ceiling
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
@@ -73,7 +73,7 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, answ
     alone_s = sum(max(rate.seconds, rate.compute_s) for rate in record.collectives)
     assert sum(rate.together_s for rate in record.collectives) > alone_s / 3
     # If the folder cannot be written, the record is printed.
-    with pytest.raises(UsageError, match="cannot be written"):
+    with usage_error("cannot be written"):
         store_ceiling(record, path / "x")
     assert json.loads(capsys.readouterr().err) == json.loads(path.read_text())
 

@@ -7,9 +7,9 @@ import pickle
 import planted_memory
 import pytest
 from planted_memory import FORWARD, MIB, USER, Allocator, planted_run, snapshot, write, write_recording
+from refusals import usage_error
 from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.memory.answer import history_answer
 from lmbench.memory.findings import examine
 
@@ -130,7 +130,7 @@ def test_a_device_has_to_be_named_if_several_have_a_history(tmp_path):
     path = write(tmp_path / "s.pickle", first, second)
     assert examine(path, device=1).peak["allocated_bytes"] == 2 * MIB
     for device in (None, 3):
-        with pytest.raises(UsageError, match="--device 0, 1"):
+        with usage_error("--device 0, 1"):
             examine(path, device)
     held = examine(write(tmp_path / "s.pickle", silent))
     assert held.peak["allocated_bytes"] == 3 * MIB
@@ -188,7 +188,7 @@ def test_the_form_of_torch_2_0_has_the_same_blocks_and_entries_without_times(tmp
 def test_damaged_notes_are_an_error(tmp_path):
     step = planted_run()
     step.moments[0][0][0] = 1 << 70
-    with pytest.raises(UsageError, match=r"memory_notes\.json"):
+    with usage_error(r"memory_notes\.json"):
         recorded(tmp_path, step)
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from fake_steps import in_fork
 from msgspec.structs import replace
+from refusals import usage_error
 from runs import make_run
 from tables import cases, stored
 
 from lmbench.campaign.planning import few_blocks
-from lmbench.errors import UsageError
 from lmbench.fit.planning import Planner, make_plan
 from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import plan_answer
@@ -98,7 +98,7 @@ def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_th
 
 
 def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
-    with pytest.raises(UsageError, match="nothing to plan with: the module optimizes by hand"):
+    with usage_error("nothing to plan with: the module optimizes by hand"):
         planned(1000, "--model=own_blocks.TwoBackwards")
 
 
@@ -152,13 +152,13 @@ def test_times_of_few_blocks_become_times_of_a_step():
     assert predicted_work(with_times(chains, quick)[3], Recipe(1, 1)) == pytest.approx(0.1 + 10 * 0.1 + 0.1)
     # The time ran out, or a run failed: the second size has no time of recomputed blocks.
     assert all(set(chain.blocks) == {"none"} for chain in with_times(chains, times[:-1]))
-    with pytest.raises(UsageError, match="no times of blocks"):
+    with usage_error("no times of blocks"):
         with_times(chains, times[2:3])
     # Loaders of the user's own have one size, which their runs do not tell.
     own = [replace(row, batch_size=None) for row in times if row.batch_size == 4]
     (chain,) = with_times([CHAIN], own)
     assert predicted_work(chain, Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
-    with pytest.raises(UsageError, match="blocks took no longer than"):
+    with usage_error("blocks took no longer than"):
         with_times([CHAIN], [time_of("none", fewer, 4, 9), time_of("none", more, 4, 8)])
 
 
@@ -280,7 +280,7 @@ def test_no_smaller_micro_batch_that_computes_as_much_again_is_faster_than_one_t
 
 def test_a_run_that_recomputes_as_no_plan_does_has_no_times_of_blocks(tmp_path):
     make_run(tmp_path / "run", {}, {"config.trainer.recompute": "inputs", "config.measure.blocks": 3})
-    with pytest.raises(UsageError, match="has no times of blocks"):
+    with usage_error("has no times of blocks"):
         times_of(tmp_path)
 
 

@@ -13,9 +13,9 @@ from fit_process import bench
 from memory_plans import MODELS
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
+from refusals import usage_error
 from tables import cases, stored
 
-from lmbench.errors import UsageError
 from lmbench.fit.prediction import forecast
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.blocks import CATEGORIES
@@ -292,7 +292,7 @@ line | message
 --trainer.devices=2 --trainer.strategy=fsdp | 'fsdp'; choose one of auto, ddp
 """)
 def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(line, message):
-    with pytest.raises(UsageError, match=message):
+    with usage_error(message):
         predict(*([] if "hand_module" in line else TINY), *line.split())
 
 
@@ -470,5 +470,5 @@ def test_an_attention_layer_alone_is_predicted_by_its_shape():
     assert (forward.temporaries, backward.activations) == (2 * scores, scores + inputs)
     assert forecast.on_gpus[0].largest_batch_size > 8
     assert forecast.on_gpus[0].largest_context_length >= 1024
-    with pytest.raises(UsageError, match="a prediction compiles nothing; predict sdpa"):
+    with usage_error("a prediction compiles nothing; predict sdpa"):
         predict(*layer, "--model.attention=flex")

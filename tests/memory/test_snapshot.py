@@ -6,10 +6,9 @@ import os
 import pickle
 
 import planted_memory
-import pytest
+from refusals import usage_error
 from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.memory import snapshot
 from lmbench.memory.findings import examine
 from lmbench.memory.snapshot import read_snapshot, replay
@@ -27,7 +26,7 @@ class Touches:
 
 def refusal(path, content):
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"\A.{,500}\Z") as refused:
+    with usage_error(r"\A.{,500}\Z") as refused:
         examine(path)
     return str(refused.value)
 
@@ -67,7 +66,7 @@ def test_a_torn_a_missing_and_a_too_large_file_are_refused(tmp_path, monkeypatch
     for size in (len(content) // 10, len(content) - 10):
         refusal(tmp_path / "torn.pickle", content[:size])
     for path in (tmp_path / "none.pickle", tmp_path):
-        with pytest.raises(UsageError, match=str(path)):
+        with usage_error(str(path)):
             read_snapshot(path)
     monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 1 << 10)
     assert "MiB" in refusal(tmp_path / "s.pickle", content)

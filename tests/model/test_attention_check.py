@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import pytest
 import torch
 from fit_process import bench
+from refusals import usage_error
 from tables import cases, flat
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lmbench.errors import UsageError
 from lmbench.fit.run import run
 from lmbench.model import attention_check
 from lmbench.model.attention import NaiveCore, Size, attention_kind, causal_mask
@@ -156,7 +155,7 @@ def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own()
     result = checked("only_tens")
     assert (result.cases, len(result.refused)) == (3, 10)
     assert "batch 2, heads 3, seq 1, head_dim 16, causal" in result.refused
-    with pytest.raises(UsageError, match=r"raised at test_attention_check.py:\d+ in only_tens, for batch 1"):
+    with usage_error(r"raised at test_attention_check.py:\d+ in only_tens, for batch 1"):
         checked("only_tens", size=Size(1, 1, 41, 16))
 
 
@@ -170,7 +169,7 @@ wrong_gradient | in the gradient of k at
 nan | is off by inf in the
 """)
 def test_a_wrong_function_is_incorrect_in_its_output_or_else_in_a_gradient(function, line):
-    with pytest.raises(UsageError, match=line) as caught:
+    with usage_error(line) as caught:
         checked(function, torch.bfloat16)
     assert str(caught.value).startswith("incorrect: test_attention_check:")
     assert "allowed in bfloat16 is " in str(caught.value)
@@ -178,7 +177,7 @@ def test_a_wrong_function_is_incorrect_in_its_output_or_else_in_a_gradient(funct
 
 def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_alone():
     checked("takes_v_for_contiguous")
-    with pytest.raises(UsageError, match="incorrect: "):
+    with usage_error("incorrect: "):
         checked("takes_v_for_contiguous", is_strided=True)
 
 
@@ -194,7 +193,7 @@ fusd | module test_attention_check has no fusd; did you mean test_attention_chec
 no such | module test_attention_check has no no such
 """)
 def test_a_function_that_is_not_attention_is_refused_in_one_line(function, line):
-    with pytest.raises(UsageError, match=line):
+    with usage_error(line):
         checked(function)
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from fit_process import bench, measure_here
+from refusals import usage_error
 from strangers import TokenModel
 from tables import cases, stored
 
@@ -103,7 +104,7 @@ def test_tokens_in_batches_of_input_ids_are_counted_for_every_module(make, kind)
 
 @cases("settings | line", *KNOWN["mistakes"], ids=str)
 def test_a_mistake_gets_one_line(settings, line):
-    with pytest.raises(lmbench.UsageError, match=line) as raised:
+    with usage_error(line) as raised:
         measure_here(lmbench.HuggingFace(**settings), (torch.zeros(2, 8),) * 3)
     assert "\n" not in str(raised.value)
 
@@ -115,5 +116,5 @@ def test_a_context_beyond_the_positions_gets_one_line(words, refused):
 
 def test_without_transformers_a_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(lmbench.UsageError, match="needs transformers, which is not installed: pip install"):
+    with usage_error("needs transformers, which is not installed: pip install"):
         lmbench.HuggingFace(config=LLAMA)

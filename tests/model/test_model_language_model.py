@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from refusals import usage_error
 from tables import cases
 
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -111,5 +111,5 @@ def test_resumed_parts_of_an_optimizer_have_its_momentum_and_its_groups(muon):
 
 
 def test_a_choice_that_there_is_not_is_refused_in_python_too():
-    with pytest.raises(UsageError, match="unknown fused_projections 'kv'; choose one of true, false, qkv"):
+    with usage_error("unknown fused_projections 'kv'; choose one of true, false, qkv"):
         LanguageModel(fused_projections="kv")

@@ -8,11 +8,11 @@ from itertools import permutations
 
 import pytest
 import torch
+from refusals import usage_error
 from tables import cases
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lmbench.errors import UsageError
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place, recomputed_flops
 from lmbench.kernels.names import part_of
 from lmbench.model.layers import RMSNorm, rope_tables
@@ -84,7 +84,7 @@ def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
 def test_shorter_sequences_run_and_longer_ones_are_refused():
     network = Transformer(SHAPE, context_length=32)
     assert network(*batch(seq=7)).isfinite()
-    with pytest.raises(UsageError, match="33 tokens is longer than the model's context_length 32"):
+    with usage_error("33 tokens is longer than the model's context_length 32"):
         network(*batch(seq=33))
 
 

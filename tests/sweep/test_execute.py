@@ -183,7 +183,7 @@ SIDES = {"sides": {"A": {}, "B": {"model.num_layers": 2}}, "repeats": 2}
 
 
 def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_path, capsys):
-    together = SimulatedServers(lambda name: "ok")
+    together = SimulatedServers()
     sweep(tmp_path / "fits", together, SIDES)
     pairs = [[together.launches[name] for name in names] for names in together.rounds if names]
     # Both ends of a pipe go to the two processes of a round.
