@@ -8,7 +8,10 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from tables import cases
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lmbench.callbacks import GradientNorm
 from lmbench.instruments.training import total_norm
@@ -45,6 +48,17 @@ def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(
     assert (scaled.is_skipped, skipped.is_skipped) == (False, True)
     assert scaled.gradient_norm == pytest.approx(first_step().gradient_norm, rel=0.02)
     assert not math.isfinite(skipped.gradient_norm)
+
+
+def test_sharded_gradients_and_others_have_one_norm_in_bf16():
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        # The fake group would not fill what it sends.
+        ones = torch.ones(9, dtype=torch.bfloat16)
+        sharded = distribute_tensor(ones, init_device_mesh("cpu", (1,)), [Shard(0)], src_data_rank=None)
+        assert float(total_norm([sharded, torch.ones(16)])) == 5.0
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():

@@ -5,14 +5,10 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_fp8.py
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch  # noqa: F401  (for the mark)
 from fit_process import run_here
 from tables import cases
-
-from lmbench.cli import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch.cuda.get_device_capability() < (8, 9)", reason="no fp8 units")]
 
@@ -24,7 +20,7 @@ def fitted(tmp_path, *words):
 
 
 @cases("recipe", "tensorwise", "tensorwise-fast", "rowwise")
-def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
+def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys, answered):
     compiled = ["--trainer.precision", f"fp8-{recipe}", "--trainer.compile.regional", "true"]
     plain, run = (fitted(tmp_path, *words).record for words in (["--trainer.precision", "bf16-mixed"], compiled))
     assert run.loss.mean == pytest.approx(plain.loss.mean, rel=0.01)
@@ -33,8 +29,7 @@ def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_p
     # A profiled run trains for fewer steps, so its loss is another.
     profiled = fitted(tmp_path, *compiled, "--trainer.profiler", "kernels")
     capsys.readouterr()
-    assert main(["kernels", str(profiled.path), "--json"]) == 0
-    names = [row["name"] for row in json.loads(capsys.readouterr().out)["tables"]["all_kernels"]]
+    names = [row["name"] for row in answered("kernels", profiled.path)["tables"]["all_kernels"]]
     assert any("nvjet" in name and "qq" in name for name in names) or any("e4m3" in name for name in names)
 
 

@@ -141,11 +141,10 @@ def test_a_failed_rank_is_told_within_the_timeout_and_15_s(deed, code, outcome, 
     assert (run.path / "log.txt").stat().st_size > 0
 
 
-def test_traces_of_two_ranks_match_their_collectives(capsys):
+def test_traces_of_two_ranks_match_their_collectives(capsys, answered):
     code, run = fit("--trainer.strategy=ddp", "--trainer.profiler=kernels")
     capsys.readouterr()
-    assert (code, main(["kernels", str(run.path), "--json"])) == (0, 0)
-    assert '"rank_wait_fraction"' in capsys.readouterr().out
+    assert (code, "rank_wait_fraction" in answered("kernels", run.path)) == (0, True)
 
 
 def test_planted_truths_of_two_ranks_are_found():

@@ -14,13 +14,17 @@ from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
 
 
+class ExpertLayer(nn.Sequential):
+    """A subclass, since blocks need only have a class in common."""
+
+
 class Layers(LightningModule):
     """Six layers, of which those whose number `has_experts` takes have a list of eight experts."""
 
     def __init__(self, has_experts):
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(
+            (ExpertLayer if has_experts(n) else nn.Sequential)(
                 nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(8)) if has_experts(n) else nn.Tanh()
             )
             for n in range(6)
