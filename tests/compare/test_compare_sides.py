@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 
@@ -162,17 +161,6 @@ def test_cells_of_two_sweeps_meet_by_their_axes_and_those_that_fit_on_neither_si
     assert comparison.cells[2].reasons == ["no run of B counts: outcome oom"]
     reason = "no run of A counts: outcome oom; no run of B counts: outcome oom"
     assert comparison.neither == [{"name": "size xl", "reason": reason}]
-
-
-def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_path):
-    sweep = tmp_path / "s"
-    sides = {"32-true": [2 * step_s for step_s in TIMES], "bf16-mixed": TIMES}
-    for size, precision in itertools.product(("small", "large"), sides):
-        axes = {"model.size": size, "trainer.precision": precision}
-        changes = {"precision": precision, "config__trainer__precision": precision}
-        make_runs(sweep / "runs", sides[precision], sweep={"axes": axes}, **changes)
-    comparison = compared(f"{sweep}@trainer.precision=32-true", f"{sweep}@trainer.precision=bf16-mixed")
-    assert verdicts(comparison) == {"size small": "faster", "size large": "faster"}
 
 
 def test_unrelated_runs_meet_by_their_configuration_and_sides_without_a_cell_in_common_are_refused(tmp_path):

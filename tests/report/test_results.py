@@ -222,29 +222,6 @@ def test_the_efficiency_of_ranks_is_the_speed_up_by_their_ratio_and_may_be_undec
     assert figures[2].low < 0.75 < figures[2].high < 0.8
 
 
-def test_speed_up_and_memory_saving_are_against_the_named_baseline(swept):
-    def change(run, repeat):
-        step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)
-        step_s *= 1 + 0.01 * repeat
-        rate = run["data"]["batch_size"] * 512 / step_s
-        # One rate is an outlier.
-        rate *= 3 if rate == 40960 else 1
-        return {STEP: step_s, "throughput.tokens_per_s": rate, "memory.run_peak_allocated_bytes": peak}
-
-    axes = {"trainer.precision": ["32-true", "bf16-mixed"], "data.batch_size": [4, 8]}
-    home = swept(axes, view="precision", repeats=3, change=change)
-    rows = {(row["precision"], row["batch"]): row for row in rows_of(home)}
-    base, faster = rows["32-true", 4], rows["bf16-mixed", 4]
-    assert (faster["baseline"], faster["memory_change_fraction"]) == ("fp32 eager", pytest.approx(-0.25))
-    assert faster["speedup"] == pytest.approx(2.0)
-    assert faster["speedup_low"] < 2 < faster["speedup_high"]
-    assert [base.get(f"speedup{end}") for end in ("", "_low", "_high")] == [pytest.approx(1.0), None, None]
-    # A step of twice as many tokens is twice as much work, so the speed-up is the ratio of the rates.
-    by_tokens = rows_of(home, baseline="precision=32-true,batch=4")
-    expected = pytest.approx(rows["bf16-mixed", 8]["tokens_per_s"] / base["tokens_per_s"])
-    assert by_tokens[-1]["speedup"] == expected
-
-
 def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(swept):
     def change(run, _repeat):
         loss, norm = (9.0, 2.0) if run["precision"] == "32-true" else (9.01, 2.1)
