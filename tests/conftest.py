@@ -47,8 +47,8 @@ for _signum, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_signum, _default)
 
 
-#: Files of tests that take a minute or so each. One that began last would leave the other workers idle.
-LONG = ("test_slurm.py", "test_tune.py", "test_guide.py")
+#: Files with tests that take long. One that began last would leave the other workers idle.
+LONG = ["test_slurm.py", "test_tune.py", "test_guide.py", "test_overhead.py", "test_study.py", "test_wheel.py"]
 
 
 def pytest_collection_modifyitems(items):
