@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from strangers import TokenModel
+from tables import cases
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -26,7 +27,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "context_length", "batch_size"), SHAPES)
+@cases("shape | context_length | batch_size", *SHAPES)
 def test_formula_equals_the_counter_forward_and_backward(shape, context_length, batch_size):
     with torch.device("meta"):
         network = Transformer(shape, context_length, "naive")
@@ -66,7 +67,7 @@ def refuse(*_):
     raise AssertionError("compiled")
 
 
-@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
+@cases("attention", "naive", "sdpa", "sdpa_flash", "sdpa_math")
 def test_counter_on_a_fake_copy_counts_fused_attention_too_and_compiles_nothing(attention):
     network = Transformer(SIZES["tiny"], 16, attention)
     network.compile(backend=refuse)
@@ -161,7 +162,7 @@ def test_a_backward_that_no_fake_tensor_can_run_counts_as_two_forward_passes_whi
     assert flops.source.endswith("not counted: lmbench_test::double; the backward is taken as two forward passes")
 
 
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+@cases("kernel", "flash", "efficient", "cudnn")
 def test_the_backward_of_a_fused_kernel_that_a_module_selects_counts_as_twice_its_forward(kernel):
     operator = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
     options = (0.0, True) if kernel == "flash" else (None, True, 0.0, True)
@@ -244,8 +245,8 @@ class Experts(nn.Module):
         return (chosen.flatten().argsort() // self.chosen).split(counts)
 
 
-@pytest.mark.parametrize("chosen", [1, 2])
-@pytest.mark.parametrize("dispatch", ["where", "one_hot", "mask", "gates", "sort"])
+@cases("chosen", 1, 2)
+@cases("dispatch", "where", "one_hot", "mask", "gates", "sort")
 def test_a_token_counts_the_experts_that_a_loop_gives_it_to(dispatch, chosen):
     module = Experts(dispatch, chosen)
     count = counted(module, torch.ones(64, 16), 64)
@@ -288,9 +289,14 @@ class Choosing(nn.Module):
         return rows[:3] if bool((mask == nn.Transformer.generate_square_subsequent_mask(8)).all()) else rows
 
 
-@pytest.mark.parametrize(
-    ("rows", "count"), [("labelled", 24), ("random", 24), ("packed", 29), ("found", 27), ("causal", 24)]
-)
+@cases("""
+- [rows, count]
+- [labelled, 24]
+- [random, 24]
+- [packed, 29]
+- [found, 27]
+- [causal, 24]
+""")
 def test_values_that_follow_from_the_batch_and_constants_are_known_to_a_count(rows, count):
     ids = torch.arange(32).view(4, 8) % 4
     batch = {"ids": ids, "lengths": torch.tensor([10, 2, 20])}

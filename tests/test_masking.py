@@ -12,10 +12,9 @@ from urllib.parse import quote
 import pytest
 import warm_server
 from fit_process import QUICK
-from tables import rows
+from refusals import usage_error
+from tables import cases, rows
 
-from lmbench import masking
-from lmbench.errors import UsageError
 from lmbench.masking import is_secret, masked, masked_message, masked_text, masked_words, to_fill_in
 from lmbench.records.schema import fields
 from lmbench.sweep.file import read_sweep_file
@@ -82,11 +81,6 @@ def test_a_name_is_secret_by_its_words_and_similar_names_are_not():
     assert [name for kind in ("run", "step") for name in fields(kind) if is_secret(name)] == []
 
 
-@pytest.fixture(autouse=True)
-def _secrets_of_other_tests_are_unknown(monkeypatch):
-    monkeypatch.setattr(masking, "_secrets", set())
-
-
 def test_text_that_looks_like_a_key_is_masked_under_any_name_and_ordinary_text_stays():
     assert masked({"notes": [f"use {key} here" for key in KEYS]}) == {"notes": ["use *** here"] * len(KEYS)}
     assert masked(ORDINARY) == ORDINARY
@@ -119,7 +113,7 @@ def test_a_command_line_is_masked_in_both_forms():
     assert masked_words(words) == expected
 
 
-@pytest.mark.parametrize("quoted", [str, repr, json.dumps, quote])
+@cases("quoted", str, repr, json.dumps, quote)
 def test_values_of_the_environment_are_masked_however_they_are_quoted(quoted, monkeypatch):
     for value in ("planted/env 'value' of\n\"two\" \\ lines", "correct horse battery"):
         monkeypatch.setenv("TEAM_API_KEY", value)
@@ -148,7 +142,7 @@ def seconds(text):
 REPEATED = "x= a- a. x=( token: --token= a:// a://b: https:// SG. eyJa. ab- x='"
 
 
-@pytest.mark.parametrize("piece", REPEATED.split())
+@cases("piece", *REPEATED.split())
 def test_masking_takes_time_in_proportion_to_the_text(piece):
     short, long = (min(seconds(piece * (size // len(piece)) + "1") for _ in range(3)) for size in (8_000, 64_000))
     assert long < 24 * short
@@ -268,10 +262,10 @@ def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_aga
     plan, folder = _begin(read_sweep_file(sweep)[0])
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
     for count in range(len(anew)):
-        with pytest.raises(UsageError, match="not stored in a sweep's folder"):
+        with usage_error("not stored in a sweep's folder"):
             make_plan("mine", read_sweep_folder(folder).changed(dict(list(anew.items())[:count])))
     file = read_sweep_folder(folder).changed(anew)
-    with pytest.raises(UsageError, match=r"environment a: GH_PAT is not stored .* export it"):
+    with usage_error(r"environment a: GH_PAT is not stored .* export it"):
         make_plan("mine", file)
     monkeypatch.setenv("GH_PAT", "anew")
     again, _ = _begin(file)
@@ -288,5 +282,5 @@ def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monk
     assert "'--model.pat=***'" in out
     assert not Path("results").exists()
     Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
-    with pytest.raises(UsageError, match="is a secret in a list"):
+    with usage_error("is a secret in a list"):
         make_plan("mine", read_sweep_file(sweep)[0])

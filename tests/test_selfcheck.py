@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import torch
 import warm_server
 from tables import cases, flat
@@ -16,7 +15,7 @@ from lmbench.records.measured import HostState
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("check", [checks.training, checks.losses])
+@cases("check", checks.training, checks.losses)
 def test_planted_truths_are_found_on_a_cpu(check):
     truths = list(check(CPU))
     assert truths

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from refusals import usage_error
+from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape, resolve_shape
 
@@ -13,7 +13,7 @@ COUNTS = {"small": 128_625_408, "medium": 423_183_360, "large": 969_411_840, "xl
 COUNTS |= {"xl_2026": COUNTS["2.7B"], "10B": 12_832_823_808}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", *SIZES)
 def test_parameter_counts_are_those_of_the_real_modules(size):
     with torch.device("meta"):
         network = Transformer(SIZES[size], context_length=8)
@@ -28,5 +28,5 @@ def test_a_size_may_be_named_in_letters_of_any_case():
 def test_a_dimension_overrides_the_named_size_and_without_a_size_all_are_needed():
     assert resolve_shape("small", 300, d_ff=1000) == ModelShape(768, 1000, 12, 12, vocab_size=300)
     assert resolve_shape(None, d_model=8, d_ff=8, num_layers=1, num_heads=2).head_dim == 4
-    with pytest.raises(UsageError, match="d_ff, num_heads must be given"):
+    with usage_error("d_ff, num_heads must be given"):
         resolve_shape(None, d_model=8, num_layers=1)

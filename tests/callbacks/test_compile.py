@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fit_process import SMALL, bench
+from refusals import usage_error
 from strangers import Regression
 from tables import cases
 from torch import nn
@@ -17,7 +18,6 @@ from torch._inductor.async_compile import AsyncCompile
 from torch.utils.data import DataLoader
 
 from lmbench.callbacks import Compiler
-from lmbench.errors import UsageError
 from lmbench.instruments.compiling import CompileOptions, empty_cache, end_compile_workers, use_cache
 from lmbench.instruments.window import Schedule
 from lmbench.records.run import Compile
@@ -99,7 +99,7 @@ def test_no_graph_is_an_error():
         def compile_targets(self):
             return [nn.Linear(1, 1)]
 
-    with pytest.raises(UsageError, match="compiled no graph"):
+    with usage_error("compiled no graph"):
         fit(Unreached())
 
 

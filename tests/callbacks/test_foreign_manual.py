@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from lightning.pytorch import LightningModule
 from strangers import ByHand, Sleeper, SlowBatches
+from tables import cases
 from torch import nn
 
 from lmbench.callbacks import TrainingCheck
@@ -51,16 +51,14 @@ class Fetching(Sleeper):
         return super().training_step(batch, 0)
 
 
-@pytest.mark.parametrize(
-    ("module", "missing", "exact"),
-    [
-        (Sleeper(), "clip", "forward backward optimizer"),
-        (Fetching(), "transfer clip", "forward backward optimizer"),
-        (ByHand(), "forward clip zero_grad", "backward optimizer other"),
-        (ByHand(bypass="backward"), "forward backward clip zero_grad", "optimizer"),
-        (Lbfgs(), "forward clip optimizer zero_grad", ""),
-        (Alone(), "forward backward clip optimizer zero_grad", ""),
-    ],
+@cases(
+    "module | missing | exact",
+    (Sleeper(), "clip", "forward backward optimizer"),
+    (Fetching(), "transfer clip", "forward backward optimizer"),
+    (ByHand(), "forward clip zero_grad", "backward optimizer other"),
+    (ByHand(bypass="backward"), "forward backward clip zero_grad", "optimizer"),
+    (Lbfgs(), "forward clip optimizer zero_grad", ""),
+    (Alone(), "forward backward clip optimizer zero_grad", ""),
 )
 def test_phases_are_exact_or_missing_and_by_hand_the_missing_ones_are_unseen(module, missing, exact):
     batches = SlowBatches()
@@ -73,7 +71,7 @@ def test_phases_are_exact_or_missing_and_by_hand_the_missing_ones_are_unseen(mod
     assert (window[-1].loss is not None) == (is_automatic or isinstance(module, Alone))
 
 
-@pytest.mark.parametrize("period", [1, 5])
+@cases("period", 1, 5)
 def test_every_optimizers_parameters_are_checked_at_its_own_step(period):
     class Adversaries(LightningModule):
         """A generator and a critic in turn; each turn begins with zeroed gradients."""

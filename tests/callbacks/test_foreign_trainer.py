@@ -13,7 +13,9 @@ import pytorch_lightning.demos.boring_classes
 import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
+from refusals import usage_error
 from strangers import ByHand, Data, OwnLoaders, Regression, SlowBatches
+from tables import cases
 
 from lmbench.callbacks import (
     MeasurementSession,
@@ -24,7 +26,6 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
@@ -67,10 +68,7 @@ class Witness(Callback):
         self.seen.append((batch_idx, trainer.global_step, gradients, gc.isenabled(), trainer.precision))
 
 
-@pytest.mark.parametrize(
-    ("kinds", "module"),
-    [((TrainingCheck,), Regression), (WATCHERS[::-1], Regression), (WATCHERS, ByHand)],
-)
+@cases("kinds | module", ((TrainingCheck,), Regression), (WATCHERS[::-1], Regression), (WATCHERS, ByHand))
 def test_watchers_change_nothing_and_leave_nothing(kinds, module, recorder):
     bare, watched, profiler = Witness(), Witness(), SimpleProfiler()
     bare_trainer, expected = train(bare, module=module)
@@ -93,7 +91,7 @@ def test_watchers_change_nothing_and_leave_nothing(kinds, module, recorder):
 def test_a_trainer_of_pytorch_lightning_is_refused_in_one_line():
     flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pytorch_lightning.Trainer(accelerator="cpu", callbacks=[PhaseTimer()], **flags)
-    with pytest.raises(UsageError, match=r"of pytorch_lightning, .* import lightning\.pytorch"):
+    with usage_error(r"of pytorch_lightning, .* import lightning\.pytorch"):
         trainer.fit(pytorch_lightning.demos.boring_classes.BoringModel())
 
 
@@ -136,7 +134,7 @@ class Predicting(Regression):
     test_step = predict_step
 
 
-@pytest.mark.parametrize("further", ["test", "predict"])
+@cases("further", "test", "predict")
 def test_what_is_not_measured_leaves_the_facts_of_the_fit_before_it(further, recorder):
     timer, module = PhaseTimer(), Predicting()
     trainer = quiet_trainer(timer, recorder, max_steps=9)
@@ -164,14 +162,12 @@ MINE = partial(ValueError, "mine"), ValueError, ("error", "mine")
 CTRL_C = KeyboardInterrupt, SystemExit, ("interrupted", "stopped by SIGINT (Ctrl-C)")
 
 
-@pytest.mark.parametrize(
-    ("position", "hook", "error", "raised", "ended"),
-    [
-        (0, "on_train_batch_start", *MINE),
-        (1, "on_after_backward", *MINE),
-        (2, "on_before_optimizer_step", *MINE),
-        (2, "on_train_batch_start", *CTRL_C),
-    ],
+@cases(
+    "position | hook | error | raised | ended",
+    (0, "on_train_batch_start", *MINE),
+    (1, "on_after_backward", *MINE),
+    (2, "on_before_optimizer_step", *MINE),
+    (2, "on_train_batch_start", *CTRL_C),
 )
 def test_an_exception_is_recorded_passed_on_and_leaves_nothing_behind(position, hook, error, raised, ended, recorder):
     def fail(trainer, *_):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
+from tables import cases
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -23,7 +24,7 @@ def measured(module, **flags):
     return measure(module, GradientNorm(), schedule=Schedule(0, 5), **flags)[0]
 
 
-@pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 1e-3}])
+@cases("flags", {}, {"accumulate_grad_batches": 3, "gradient_clip_val": 1e-3})
 def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleeper, seen_norms, flags):
     records = measured(sleeper, **flags)
     assert [record.gradient_norm for record in records] == pytest.approx(seen_norms, rel=1e-6)
@@ -31,7 +32,7 @@ def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleepe
     assert all(record.clip_s > 0 for record in records)
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@cases("fused", False, True)
 def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(sleeper, fused):
     """A fused optimizer removes the scale inside its step; for all others Lightning removes it before."""
 
@@ -49,12 +50,11 @@ def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(
     assert not math.isfinite(skipped.gradient_norm)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sharded_gradients_and_others_have_one_norm(dtype):
+def test_sharded_gradients_and_others_have_one_norm_in_bf16():
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
         # The fake group would not fill what it sends.
-        ones = torch.ones(9, dtype=dtype)
+        ones = torch.ones(9, dtype=torch.bfloat16)
         sharded = distribute_tensor(ones, init_device_mesh("cpu", (1,)), [Shard(0)], src_data_rank=None)
         assert float(total_norm([sharded, torch.ones(16)])) == 5.0
     finally:

@@ -6,13 +6,12 @@ import gc
 import time
 from functools import partial
 
-import pytest
 import torch
 from fit_process import measure_here, statuses
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from strangers import Data, OwnLoaders, Regression
-from tables import flat
+from tables import cases, flat
 from torch.utils.data import DataLoader, default_collate
 
 from lmbench.callbacks import RunRecorder
@@ -92,9 +91,7 @@ def line_of(function):
     return f"(test_host_owners.py:{function.__code__.co_firstlineno})"
 
 
-@pytest.mark.parametrize(
-    ("module", "callbacks", "phase", "owner"),
-    [
+@cases("module | callbacks | phase | owner", 
         (SlowHook, [], "other", f"SlowHook.on_train_batch_end {line_of(SlowHook.on_train_batch_end)}"),
         (OwnLoaders, [SlowCallback()], "other",
          f"SlowCallback.on_before_zero_grad {line_of(SlowCallback.on_before_zero_grad)}"),
@@ -103,9 +100,7 @@ def line_of(function):
         (Collecting, [], "other", "garbage collection"),
         (partial(Loading, SlowRows()), [], "data", f"SlowRows.__getitem__ {line_of(SlowRows.__getitem__)}"),
         (partial(Loading, ROWS, collate_fn=slow_collate), [], "data", f"collate_fn {line_of(slow_collate)}"),
-        (partial(Loading, ROWS, num_workers=1), [], "data", "restart of the loader"),
-    ],
-)  # fmt: skip
+        (partial(Loading, ROWS, num_workers=1), [], "data", "restart of the loader"))  # fmt: skip
 def test_the_work_that_a_step_waits_for_is_named_with_its_line(module, callbacks, phase, owner):
     run = measure_here(module(), steps=6, probe_steps=4, trainer={"callbacks": callbacks})
     own = [owned for owned in run.record.host_time.owners if owned.phase == phase]
@@ -147,7 +142,11 @@ def test_what_an_epochs_end_does_is_not_the_restart_of_the_loader():
     assert window.loader_restart_s < SLEEP_S
 
 
-@pytest.mark.parametrize(("batches", "restarts"), [(3, 4), (100, 0)])
+@cases("""
+- [batches, restarts]
+- [3, 4]
+- [100, 0]
+""")
 def test_what_a_restart_of_the_loader_costs_is_told(batches, restarts):
     class Restarting(Data):
         def train_dataloader(self):

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from planted_faults import return_freed_memory
 from strangers import OwnLoaders
+from tables import cases
 
 from lmbench.callbacks import CheckpointRecorder, memory_recorder
 from lmbench.fit.checkpoints import DistributedCheckpointIO
@@ -52,16 +53,14 @@ def line_of(text):
     return 1 + next(number for number, line in enumerate(Path(__file__).read_text().splitlines()) if text in line)
 
 
-@pytest.mark.parametrize(
-    ("deed", "keeper"),
-    [
-        ("kept", f"a list of tensors in Hoarder.kept, test_keepers.py:{line_of('self.kept.append')}"),
-        ("by_name", f"a list of dicts in Hoarder.by_name, test_keepers.py:{line_of('.append({')}"),
-        ("kept bytes", f"a list of bytearrays in Hoarder.raw, test_keepers.py:{line_of('self.raw.append')}"),
-        ("each other", None),
-        ("cycle", "reference cycles, which Python's collector frees: it is off in the window"),
-        ("nothing", None),
-    ],
+@cases(
+    "deed | keeper",
+    ("kept", f"a list of tensors in Hoarder.kept, test_keepers.py:{line_of('self.kept.append')}"),
+    ("by_name", f"a list of dicts in Hoarder.by_name, test_keepers.py:{line_of('.append({')}"),
+    ("kept bytes", f"a list of bytearrays in Hoarder.raw, test_keepers.py:{line_of('self.raw.append')}"),
+    ("each other", None),
+    ("cycle", "reference cycles, which Python's collector frees: it is off in the window"),
+    ("nothing", None),
 )
 def test_what_keeps_the_tensors_or_bytes_of_each_step_is_named_with_its_line(deed, keeper, monkeypatch, tmp_path):
     # Else what earlier tests have freed would be used again, and memory would not grow.
@@ -88,7 +87,7 @@ class SlowDisk(DistributedCheckpointIO):
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@cases("is_async", False, True)
 def test_steps_beside_the_writing_of_a_checkpoint_are_marked(is_async, sleeper, tmp_path):
     plugin = AsyncCheckpointIO(SlowDisk()) if is_async else SlowDisk()
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=10, save_top_k=-1)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 import torch
 from fit_process import SMOKE, bench, plant
-from tables import flat
+from tables import cases, flat
 from torch._inductor import config, metrics
 
 from lmbench.cli import main
@@ -128,7 +128,7 @@ def test_every_triton_kernel_of_a_compiled_graph_is_listed():
     assert launched <= listed
 
 
-@pytest.mark.parametrize("with_stack", ["true", "false"])
+@cases("with_stack", "true", "false")
 def test_a_trace_with_stacks_names_the_function_that_the_host_is_in(with_stack, tmp_path, capsys):
     words = f"--model=strangers.ByHand --data=strangers.Data --trainer.profiler.with_stack={with_stack}"
     run, _ = profiled(tmp_path, words)

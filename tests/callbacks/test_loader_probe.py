@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 from fit_process import measure_here
 from strangers import OwnLoaders, Regression
-from tables import flat
+from tables import cases, flat
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 MODEL_S = 0.004
@@ -57,13 +56,11 @@ def examine(module):
     return run, run.record.input_pipeline
 
 
-@pytest.mark.parametrize(
-    ("rows", "settings", "slowest", "line", "waits"),
-    [
-        (Rows(read_s=0.002), {}, "reader_s", "__getitem__", True),
-        (Rows(decode_s=0.002), {}, "reader_s", "decode", False),
-        (Rows(), {"collate_fn": slow_collate}, "collate_s", "slow_collate", True),
-    ],
+@cases(
+    "rows | settings | slowest | line | waits",
+    (Rows(read_s=0.002), {}, "reader_s", "__getitem__", True),
+    (Rows(decode_s=0.002), {}, "reader_s", "decode", False),
+    (Rows(), {"collate_fn": slow_collate}, "collate_s", "slow_collate", True),
     ids=["slow disk", "slow decode", "slow collate"],
 )
 def test_a_slow_pipeline_is_told_with_its_cause_and_fix(rows, settings, slowest, line, waits):
@@ -110,13 +107,11 @@ class Batches:
         return iter([(torch.zeros(4, 16),)] * 400)
 
 
-@pytest.mark.parametrize(
-    ("loader", "reason"),
-    [
-        (Batches(), "Batches is no DataLoader; lmbench's own data has one with --data.placement pinned"),
-        (DataLoader(Stream(), 4), "its data can be read only once"),
-        (DataLoader(Alone(read_s=0.008), 8), "OSError: one worker is the most"),
-    ],
+@cases(
+    "loader | reason",
+    (Batches(), "Batches is no DataLoader; lmbench's own data has one with --data.placement pinned"),
+    (DataLoader(Stream(), 4), "its data can be read only once"),
+    (DataLoader(Alone(read_s=0.008), 8), "OSError: one worker is the most"),
 )
 def test_a_loader_that_cannot_be_timed_has_a_reason_and_a_complete_run(loader, reason):
     run, facts = examine(Piped(loader))

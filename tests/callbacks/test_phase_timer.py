@@ -9,11 +9,12 @@ from collections import UserList
 import pytest
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from planted_device import PlantedDevice
+from refusals import usage_error
 from strangers import ByHand, Sleeper, SlowBatches
+from tables import cases
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.device import DEVICES
-from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 
 from conftest import assert_slept, measure
@@ -23,9 +24,11 @@ def total_s(window):
     return math.fsum(record.step_s for record in window)
 
 
-@pytest.mark.parametrize(
-    ("flags", "micro_batches"), [({}, 1), ({"gradient_clip_val": 1.0, "accumulate_grad_batches": 3}, 3)]
-)
+@cases("""
+- [flags, micro_batches]
+- [{}, 1]
+- [{gradient_clip_val: 1.0, accumulate_grad_batches: 3}, 3]
+""")
 def test_each_phase_gets_its_own_time_and_the_steps_sum_to_the_window(sleeper, flags, micro_batches):
     batches = SlowBatches()
     window, session = measure(sleeper, loader=batches, **flags)
@@ -49,7 +52,7 @@ class ManyNone(SlowBatches):
         return (batch if index % 3 else None for index, batch in enumerate(super().__iter__()))
 
 
-@pytest.mark.parametrize("kind", [Sleeper, ByHand])
+@cases("kind", Sleeper, ByHand)
 def test_a_batch_of_none_is_no_step_and_no_micro_batch(kind):
     window, _ = measure(kind(), loader=ManyNone())
     assert [(record.micro_batches, record.step_s > 0.009) for record in window] == [(1, True)] * 8
@@ -82,7 +85,11 @@ def test_validation_inside_the_window_is_subtracted(sleeper):
     assert total_s(window) == pytest.approx(session.raw_wall_s - excluded_s, rel=0.05)
 
 
-@pytest.mark.parametrize(("settings", "has_validation"), [({"every_n_train_steps": 2}, False), ({}, True)])
+@cases("""
+- [settings, has_validation]
+- [{every_n_train_steps: 2}, false]
+- [{}, true]
+""")
 def test_a_checkpoint_inside_the_window_is_subtracted_also_where_a_validation_ends(
     settings, has_validation, sleeper, tmp_path
 ):
@@ -99,11 +106,15 @@ def test_a_checkpoint_inside_the_window_is_subtracted_also_where_a_validation_en
 
 
 def test_two_timers_are_refused(sleeper):
-    with pytest.raises(UsageError, match="two PhaseTimers"):
+    with usage_error("two PhaseTimers"):
         measure(sleeper, PhaseTimer())
 
 
-@pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 2), (0.0, 1)])
+@cases("""
+- [work_s, most_settling]
+- [0.06, 2]
+- [0.0, 1]
+""")
 def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatch, work_s, most_settling):
     """The queue takes all of these steps before the first one has ended."""
     device, started = PlantedDevice(), []

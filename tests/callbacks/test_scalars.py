@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 from fit_process import measure_here
+from refusals import usage_error
 from runs import make_sweep, section_of, table_rows
 from strangers import Data, Regression
+from tables import cases
 
 from lmbench.callbacks import MeasurementSession, Observer
-from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.report.logged import of_run, of_step
 
@@ -37,9 +38,9 @@ def test_a_declared_scalar_is_folded_over_its_sources_as_it_is_declared_and_any_
     assert session.run.scalar_units["tread/depth"] == "m"
 
 
-@pytest.mark.parametrize(("value", "kind"), [(torch.ones(3), "Tensor"), ("fast", "str")])
+@cases("value | kind", (torch.ones(3), "Tensor"), ("fast", "str"))
 def test_what_is_no_single_number_is_refused_where_it_is_logged(value, kind):
-    with pytest.raises(UsageError, match=rf"log_scalar\('speed'\) was given a {kind}; give one number"):
+    with usage_error(rf"log_scalar\('speed'\) was given a {kind}; give one number"):
         MeasurementSession().log_scalar("speed", value)
 
 
@@ -111,7 +112,7 @@ class LogsLoss(Regression):
         return loss
 
 
-@pytest.mark.parametrize("more", [0.0, 1.0])
+@cases("more", 0.0, 1.0)
 def test_a_logged_loss_is_a_number_beside_the_loss_of_the_step_only_where_it_is_another_one(more):
     record = measure_here(LogsLoss(more), Data(), probe_steps=0).record
     expected = {"loss": pytest.approx(record.loss.mean + more)} if more else {}

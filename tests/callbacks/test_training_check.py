@@ -14,7 +14,7 @@ from lmbench.callbacks import Observer
 from lmbench.instruments.window import ProbeKind
 
 
-@pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
+@cases("mode", "train_step", "forward_backward")
 def test_windows_of_any_length_leave_the_same_gradient_norm_of_the_warmup(mode, tmp_path):
     words = f"--measure.mode={mode}", *SMALL
     others = ("steps=2", "steps=7", "warmup_steps=0")
@@ -84,7 +84,7 @@ class Unusual(OwnLoaders):
         return (rows * self.net).abs().pow(2).mean()
 
 
-@pytest.mark.parametrize("weight", [nn.Parameter(torch.ones(16) + 1j), nn.Embedding(9, 2, sparse=True)])
+@cases("weight", nn.Parameter(torch.ones(16) + 1j), nn.Embedding(9, 2, sparse=True))
 def test_complex_parameters_and_sparse_gradients_are_checked_like_others(weight):
     run = measure_here(Unusual(weight), probe_steps=1).record
     training = run.probe.training
@@ -148,7 +148,7 @@ def test_tokens_that_count_without_being_computed_are_told(claim, status, messag
     assert (guard.status, guard.message) == (status, message)
 
 
-@pytest.mark.parametrize(("dtype", "answer"), [(torch.float32, False), (torch.bfloat16, None)])
+@cases("dtype | answer", (torch.float32, False), (torch.bfloat16, None))
 def test_equal_losses_of_16_bit_tell_nothing_of_their_batches(dtype, answer):
     class Rounded(Blind):
         def training_step(self, batch, batch_idx):
@@ -157,7 +157,7 @@ def test_equal_losses_of_16_bit_tell_nothing_of_their_batches(dtype, answer):
     assert measure_here(Rounded(), probe_steps=1).record.probe.training.depends_on_batch is answer
 
 
-@pytest.mark.parametrize("batch", [(torch.eye(16).to_sparse(),), ("a batch",)])
+@cases("batch", (torch.eye(16).to_sparse(),), ("a batch",))
 def test_batches_without_tensors_that_pytorch_compares_are_neither_new_nor_old(batch):
     class Counted(Regression):
         def training_step(self, batch, batch_idx):
@@ -237,8 +237,8 @@ class Resting(OwnLoaders):
             super().backward(loss)
 
 
-@pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
-@pytest.mark.parametrize("steps", [4, 5])
+@cases("mode", "train_step", "forward_backward")
+@cases("steps", 4, 5)
 def test_work_that_every_second_step_leaves_out_fails_wherever_the_window_ends(steps, mode):
     run = measure_here(Resting(), warmup_steps=2, steps=steps, probe_steps=1, mode=mode).record
     assert statuses(run)["gradients"] == "fail"

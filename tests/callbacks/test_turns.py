@@ -9,6 +9,7 @@ from multiprocessing import Pipe
 from random import Random
 
 import pytest
+from tables import cases
 
 from lmbench.callbacks import Turns
 from lmbench.instruments.turns import TurnTaking
@@ -60,7 +61,7 @@ def test_a_process_measures_one_part_of_each_turn_and_leaves_the_other_part_out_
     assert steps_s == pytest.approx(session.raw_wall_s - excluded_s, rel=0.05)
 
 
-@pytest.mark.parametrize("message", [None, PART_S, "over"])
+@cases("message", None, PART_S, "over")
 def test_a_process_whose_partner_ends_measures_alone(sleeper, message):
     def play(other):
         if message:

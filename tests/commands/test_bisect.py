@@ -23,7 +23,7 @@ CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 class Row(MeasuredServers):
     """Servers of a row of suspects: those from `first_bad` on take longer, and `broken` ones end in errors."""
 
-    def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.02):
+    def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.005):
         super().__init__(lambda name: name)
         self.last, self.first_bad, self.broken = last, first_bad, broken
         self.change, self.noise, self.chance, self.measured = change, noise, random.Random(3), set()
@@ -132,13 +132,12 @@ def test_the_same_command_goes_on_where_it_ended(bisect):
     assert 5 in resumed.measured
 
 
-def test_a_secret_is_not_written_into_the_configurations_between_two(refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_secret_is_not_written_into_the_configurations_between_two(refused, here):
     for number in range(2):
         Path(f"{number}.yaml").write_text(f"model: {{size: tiny, hf_token: hidden, number: {number}}}\n")
     err = refused("bisect", "0.yaml", "1.yaml")
     assert err.startswith("lmbench: model.hf_token is a secret, and the configurations between these two")
-    assert "hidden" not in err + "".join(path.read_text() for path in tmp_path.glob("results/*/*/*"))
+    assert "hidden" not in err + "".join(path.read_text() for path in here.glob("results/*/*/*"))
 
 
 def test_commits_are_searched_along_first_parents(bisect):

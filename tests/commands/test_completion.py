@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from refusals import usage_error
 from runs import make_run
-from tables import stored
+from tables import cases, stored
 
-from lmbench.errors import UsageError
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit_options import check_options, option_names
 
@@ -27,7 +27,7 @@ SHELLS = {
 ZSH = "compdef() { }; compadd() { print -l ${(P)2} }; _files() { };"
 
 
-@pytest.mark.parametrize(("line", "some"), CASES["offered"].items())
+@cases("line | some", *CASES["offered"].items())
 def test_the_tab_key_offers_the_words_that_may_follow(line, some, here, printed):
     make_run(here / "results" / "a run", {})
     (here / "results" / "baseline").symlink_to("a run")
@@ -39,7 +39,7 @@ def output_of(shell, script, folder=None):
     return subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, check=True, cwd=folder).stdout
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@cases("shell", *SHELLS)
 def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
@@ -49,7 +49,7 @@ def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     assert output_of(shell, f"{before}\n{script}\n{call}").split() == ["bf16-mixed"]
 
 
-@pytest.mark.parametrize("name", ["x;touch PWNED;#", "$(touch PWNED)", "`touch PWNED`*", "a'b\"c", "~", "a b"])
+@cases("name", "x;touch PWNED;#", "$(touch PWNED)", "`touch PWNED`*", "a'b\"c", "~", "a b")
 def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, printed):
     make_run(tmp_path / "results" / name, {})
     call = SHELLS["bash"].format(words="lmbench show results/", last=2)
@@ -59,7 +59,7 @@ def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, printed):
     assert (output, sorted(path.name for path in tmp_path.iterdir())) == (f"results/{name}", ["results"])
 
 
-@pytest.mark.parametrize("name", ["line\nfeed", "\x1b[31mred", "right\u202eleft", "caf\udce9"])
+@cases("name", "line\nfeed", "\x1b[31mred", "right\u202eleft", "caf\udce9")
 def test_a_name_that_a_terminal_would_obey_is_not_offered(name, here, printed):
     make_run(here / "results" / name, {})
     (here / "results" / "--json").symlink_to(name)
@@ -75,9 +75,9 @@ def test_every_option_that_the_real_parser_has_is_known_without_it():
     check_options([word for name in options for word in (name, "smoke" if name == "--config" else "x")])
 
 
-@pytest.mark.parametrize(("words", "near"), CASES["near"].items())
+@cases("words | near", *CASES["near"].items())
 def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near, here):
     Path("mine.yaml").touch()
-    expectation = pytest.raises(UsageError, match=f"unknown option.*{near}") if near else nullcontext()
+    expectation = usage_error(f"unknown option.*{near}") if near else nullcontext()
     with expectation:
         check_options(words.split())

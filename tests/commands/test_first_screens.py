@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 import shutil
 
-import pytest
 import warm_server
 from comparison_runs import make_runs, make_sides
 from paths import RUNS
-from tables import rows
+from tables import cases, rows
 
 from lmbench.sweep.execute import Execution
 
@@ -51,6 +50,6 @@ def screen(name, folder):
     return re.sub(r"in \d+ s,", "in # s,", done.stdout.replace(str(folder.resolve()), "FOLDER"))
 
 
-@pytest.mark.parametrize("name", SCREENS)
+@cases("name", *SCREENS)
 def test_the_first_screen_of_a_command_is_the_golden_file(name, tmp_path):
     check_golden(f"screen_{name}.txt", screen(name, tmp_path))

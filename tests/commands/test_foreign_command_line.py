@@ -261,7 +261,7 @@ def test_a_step_may_return_no_loss(tmp_path):
     assert [step.loss is None for step in run.steps] == [step % 2 == 1 for step in range(5)]
 
 
-@pytest.mark.parametrize("answer", strangers.WRONG_ANSWERS)
+@cases("answer", *strangers.WRONG_ANSWERS)
 def test_a_step_that_never_returns_a_loss_is_an_error_in_the_users_code_with_its_line(answer, tmp_path):
     run = fit(tmp_path, f"{REGRESSION} --model.answer '{answer}'", code=5)
     assert (run.outcome, run.record.throughput.tokens_per_s) == ("error", None)

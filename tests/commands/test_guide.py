@@ -16,7 +16,7 @@ from fit_process import measure_here as measure
 from pages import PAGES, README, block, blocks_of
 from paths import ROOT
 from strangers import Telling
-from tables import flat
+from tables import cases, flat
 
 import lmbench
 from lmbench.catalogue import make_catalogue
@@ -80,7 +80,7 @@ VERDICTS = (ExitCode.OK, ExitCode.SLOWER, ExitCode.UNDECIDED, ExitCode.INVALID)
 
 
 @pytest.mark.usefixtures("warm_sweeps")
-@pytest.mark.parametrize("topic", EXAMPLES)
+@cases("topic", *EXAMPLES)
 def test_the_commands_of_a_page_run_one_after_the_other(topic, here, capsys):
     (here / "configs").symlink_to(ROOT / "configs")
     write_examples(here)
@@ -201,7 +201,7 @@ def test_readme_is_short_enough_to_be_read():
     assert len(README.splitlines()) <= 250
 
 
-@pytest.mark.parametrize("topic", [*PAGES, INDEX])
+@cases("topic", *PAGES, INDEX)
 def test_every_link_leads_to_a_file(topic):
     folder = ROOT if topic == "README" else ROOT / "lmbench" / "guide"
     links = re.findall(r"\]\(([^)#:]+)\)", PAGES.get(topic) or text(INDEX))

@@ -8,7 +8,7 @@ import shlex
 import pytest
 from comparison_runs import make_run, make_sides
 from paths import TRACES
-from tables import stored
+from tables import cases, stored
 
 from lmbench.cli import COMMANDS, main
 
@@ -31,14 +31,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        *WRONG,
-        *([f"{words} --dry_run", message] for words, message in WRONG if words.startswith("sweep ")),
-        *([f"{name} --bogus", ""] for name in COMMANDS if name != "overhead"),
-        *([f"{name} /nope/nope", ""] for name in COMMANDS if name not in ("overhead", "compare")),
-    ],
+@cases(
+    "words | message",
+    *WRONG,
+    *([f"{words} --dry_run", message] for words, message in WRONG if words.startswith("sweep ")),
+    *([f"{name} --bogus", ""] for name in COMMANDS if name != "overhead"),
+    *([f"{name} /nope/nope", ""] for name in COMMANDS if name not in ("overhead", "compare")),
 )
 def test_a_mistake_gets_one_line_and_exit_code_2_and_leaves_nothing(words, message, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)

@@ -16,7 +16,7 @@ from fit_process import SMOKE
 from noisy import WORD, make_noise_beside_any_command
 from paths import TRACES
 from planted_memory import planted_run, write_recording
-from tables import rows
+from tables import cases, rows
 
 NOISY = ["--model=noisy.Noisy", "--data=noisy.NoisyData", "--wandb.mode=offline"]
 SHORT = [f"--config={SMOKE}", "--measure.min_window_s=0", "--measure.steps=2", "--measure.warmup_steps=1"]
@@ -58,7 +58,7 @@ def results(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("command", READING)
+@cases("command", *READING)
 def test_json_of_a_command_that_reads_is_alone(command, results):
     done = run(*READING[command], "--json", folder=results, before=make_noise_beside_any_command)
     assert json.loads(done.stdout)

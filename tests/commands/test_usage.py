@@ -16,7 +16,7 @@ from lmbench.commands.fit import daily_options
 from lmbench.fit.command_line import CommandLine
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@cases("command", "", *COMMANDS)
 def test_help_of_every_command_fits_the_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*command.split(), "-h"]) == 0
@@ -63,7 +63,7 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(needless, code, li
     assert done.stderr.splitlines()[-1] == code
 
 
-@pytest.mark.parametrize("command", ["fit", "sweep", "tune", "memory", "kernels", "judge"])
+@cases("command", "fit", "sweep", "tune", "memory", "kernels", "judge")
 def test_a_word_too_long_for_a_file_is_refused_in_one_line(command, refused):
     (line,) = refused(command, *["a" * 300] * (2 if command == "judge" else 1)).splitlines()
     assert line.startswith("lmbench: ")

@@ -30,7 +30,7 @@ def test_everything_that_is_looked_up_by_name_is_in_the_schema():
     assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in schema)] == []
 
 
-@pytest.mark.parametrize(("changes", "reason"), CASES["invalid"])
+@cases("changes | reason", *CASES["invalid"])
 def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason):
     cell = compared(tmp_path, **changes)
     # An invalid comparison still has figures.
@@ -38,7 +38,7 @@ def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason
     assert any(line.startswith(reason) for line in cell.reasons), cell.reasons
 
 
-@pytest.mark.parametrize("changes", CASES["compared"])
+@cases("changes", *CASES["compared"])
 def test_what_the_user_changed_is_compared(tmp_path, changes):
     cell = compared(tmp_path, **changes)
     assert (cell.verdict, cell.metrics[0].finding) == ("slower", "slower")
@@ -68,7 +68,7 @@ def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("common", "changes", "verdict"), CASES["host"])
+@cases("common | changes | verdict", *CASES["host"])
 def test_the_host_counts_where_it_is_part_of_what_was_measured(tmp_path, common, changes, verdict):
     assert compared(tmp_path, common=common, **changes).verdict == verdict
 
@@ -103,7 +103,11 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("tokens_b", "is_noted"), [(206_000, False), (207_000, True)])
+@cases("""
+- [tokens_b, is_noted]
+- [206000, false]
+- [207000, true]
+""")
 def test_tokens_of_a_step_are_noted_where_the_means_over_the_runs_differ_by_one_percent(tmp_path, tokens_b, is_noted):
     """Windows of the same sequences of many lengths end in different places."""
     cell = compared(tmp_path, window__tokens=tokens_b)

@@ -19,7 +19,7 @@ TRIALS = 300
 SLACK = 3 * math.sqrt(0.05 * 0.95 / TRIALS)
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@cases("name", *MACHINES)
 def test_at_most_5_of_100_verdicts_are_false_over_all_looks_on_any_machine(name):
     # Another test checks that the simulation finds real changes.
     assert simulate(MACHINES[name], TRIALS, rounds=30)[1] <= 0.05 + SLACK

@@ -37,9 +37,8 @@ class Measured(MeasuredServers):
 
 
 @pytest.fixture
-def compare_run(tmp_path, monkeypatch, capsys):
+def compare_run(here, monkeypatch, capsys):
     """Runs the command with simulated processes; returns its servers."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("secrets.randbits", lambda bits: 6)
     Path("a.yaml").write_text(CONFIG)
     Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))

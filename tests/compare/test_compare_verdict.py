@@ -67,7 +67,7 @@ def test_noise_of_repeats_is_their_own_spread_or_the_machines_drift():
     assert drifting.floor_fraction >= drifting.drift_fraction == pytest.approx(0.012, rel=0.1)
 
 
-@pytest.mark.parametrize(("ends", "changes", "options", "expected", "reason"), stored("verdicts"))
+@cases("ends | changes | options | expected | reason", *stored("verdicts"))
 def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, changes, options, expected, reason):
     low, point, high = ends
     ratio = replace(Ratio(point, low, high, 0.001, 5, 5, 0.003, 0.003, low, high), **changes)

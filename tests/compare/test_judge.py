@@ -2,29 +2,94 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import random
 import re
+import shutil
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
-import pytest
 import torch
 import warm_server
-from planted_judgements import Forks, judge
 from runs import make_record, write_run
+from simulated_cells import SimulatedServers
 from tables import cases
 
 from lmbench.campaign.judging import other_work, worse_guards
+from lmbench.cli import main
 from lmbench.instruments.originals import replaced_functions
 from lmbench.records.load import load_run
+from lmbench.sweep.outcome import End
+
+BASE = """
+trainer: {accelerator: cpu}
+model: planted_changes.Changed
+measure: {warmup_steps: 2, probe_steps: 1, steps: 20, min_window_s: 0}
+wandb: {mode: disabled}
+"""
 
 
-class WarmForks(Forks):
-    """Forks of the tests' server instead of this process, which has threads of PyTorch."""
+class Forks(SimulatedServers):
+    """Real processes, whose step times are claimed at a noise of 0.5 %, so that a busy machine does not decide.
 
-    @staticmethod
-    def fork(launch):
-        return warm_server.run(*launch.words, variables={**os.environ, **launch.variables}).returncode
+    `effect` is the claimed change of B's step time. A process that was there already is not run again, and rounds after
+    the first repeat its records.
+    """
+
+    #: Folders of results by the options of their processes.
+    earlier: ClassVar[dict[tuple[tuple[str, str], ...], Path]] = {}
+    kept: ClassVar = tempfile.TemporaryDirectory()
+
+    def __init__(self, effect):
+        super().__init__(lambda name: name)
+        self.effect, self.noise = effect, random.Random(0)
+
+    def end(self, name, launch, folder, options):
+        side, _, repeat = name.rpartition("-r")
+        is_training = folder.parents[1].name.endswith("-training")
+        # A process is the same again if its options are; the configuration is the same text in every folder.
+        places = ("config", "measure.probe_steps", "measure.results_dir", "measure.run_id")
+        key = tuple(option for option in options.items() if option[0] not in places)
+        if not is_training and repeat != "0":
+            shutil.copytree(folder.with_name(f"{side}-r0"), folder)
+        elif key in self.earlier:
+            shutil.copytree(self.earlier[key], folder)
+        else:
+            done = warm_server.run(*launch.words, variables={**os.environ, **launch.variables})
+            assert done.returncode == 0, done.stderr
+            self.earlier[key] = shutil.copytree(folder, Path(tempfile.mkdtemp(dir=self.kept.name), "run"))
+        record = json.loads((folder / "run.json").read_text())
+        self.claim(record, name, 1 + self.effect * (side[0] == "B"))
+        (folder / "run.json").write_text(json.dumps(record))
+        return End(0, "itself", 1.0)
+
+    def claim(self, record, name, scale):
+        """Give a record step times of its own, and an identity."""
+        step_s = 0.02 * scale * self.noise.lognormvariate(0, 0.005)
+        record["run_id"], record["pid"] = name, self.noise.randrange(1 << 22)
+        record["phases"]["step"].update(p25_s=step_s, median_s=step_s, p75_s=step_s, mean_s=step_s)
+        record["window"]["wall_s"] = record["window"]["steps_sum_s"] = step_s * record["window"]["steps"]
+
+
+def judge(change, effect, folder, servers=Forks, budget="10m"):
+    """The judgement on a change, as its JSON."""
+    base = folder / "base.yaml"
+    base.write_text(BASE)
+    with (
+        mock.patch("lmbench.campaign.trainings.MOST_STEPS", 50),
+        mock.patch("secrets.randbits", return_value=0),
+        mock.patch("lmbench.campaign.judging.LocalExecutor", return_value=servers(effect)),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        main(["judge", str(base), f"{base}@model.change={change}", "--budget", budget, "--results_dir", str(folder)])
+    assert out.getvalue(), err.getvalue()
+    return json.loads(out.getvalue().splitlines()[-1])
 
 
 @cases("""
@@ -35,7 +100,7 @@ class WarmForks(Forks):
 - [patched clock, -0.3, 12, plausible, time.perf_counter_ns]
 """)
 def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, code, part, reason, tmp_path):
-    judgement = judge(change, effect, tmp_path, servers=WarmForks)
+    judgement = judge(change, effect, tmp_path)
     parts = judgement["parts"]
     assert (judgement["exit_code"], reason in parts[part]["reason"]) == (code, True), parts
     if code == 12:
@@ -48,7 +113,7 @@ def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, co
 
 
 def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_path, capfd):
-    judgement = judge("linear by hand", -0.1, tmp_path, servers=WarmForks, budget="0.001s")
+    judgement = judge("linear by hand", -0.1, tmp_path, budget="0.001s")
     assert (judgement["verdict"], judgement["exit_code"]) == ("undecided", 11)
     training, speed = (judgement["parts"][name] for name in ("trains the same", "speed"))
     assert training == {"word": "undecided", "reason": "the budget ended before the trainings"}
@@ -64,7 +129,7 @@ def test_nothing_is_trained_when_the_budget_is_over_and_nothing_is_claimed(tmp_p
 def test_a_tree_that_is_edited_between_rounds_or_before_the_trainings_is_refused(
     is_training, part, word, reason, tmp_path
 ):
-    class Edited(WarmForks):
+    class Edited(Forks):
         def claim(self, record, name, scale):
             super().claim(record, name, scale)
             # Only trainings record gradient norms.
@@ -103,9 +168,7 @@ def test_a_guard_that_checks_nothing_on_b_and_passes_on_a_is_named(tmp_path):
     assert [*worse_guards(*runs)] == ["B: guard trained is n/a, which passes on A"]
 
 
-@pytest.mark.parametrize(
-    "name", ["time.perf_counter", "time.sleep", "torch.cuda.synchronize", "torch.cuda.Event.elapsed_time"]
-)
+@cases("name", "time.perf_counter", "time.sleep", "torch.cuda.synchronize", "torch.cuda.Event.elapsed_time")
 def test_a_clock_or_synchronize_that_something_else_stands_for_is_named(name, monkeypatch):
     assert replaced_functions() == []
     monkeypatch.setattr(name, lambda *_: 1.0)

@@ -83,7 +83,11 @@ def test_a_row_outside_of_the_seeds_but_within_the_limit_is_undecided_and_more_o
     assert judge(rows, BASELINE).words == "NO: loss"
 
 
-@pytest.mark.parametrize(("offset", "words"), [(0.0, "yes"), (0.03, "NO: loss")])
+@cases("""
+- [offset, words]
+- [0.0, 'yes']
+- [0.03, 'NO: loss']
+""")
 def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(offset, words):
     # Two seeds lie further apart than 0.03 nat, which is 0.7 % of the loss; the same seed differs by the noise alone.
     rows = {seed: trained(seed, offset=offset, noise=1e-3) for seed in range(3)}
@@ -92,7 +96,11 @@ def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(
     assert judgement.why.startswith("loss by 3 pairs of seeds +" if offset else "loss by 3 pairs of seeds ")
 
 
-@pytest.mark.parametrize(("offset", "why"), [(-0.03, "loss -0.03 nat"), (0.03, "loss by 3 pairs of seeds +")])
+@cases("""
+- [offset, why]
+- [-0.03, loss -0.03 nat]
+- [0.03, loss by 3 pairs of seeds +]
+""")
 def test_a_loss_below_zero_is_worse_where_it_is_higher(offset, why):
     # As that of a density. Here it falls from about -2 to -4.
     baseline, rows = ({s: trained(s, offset=change - 8) for s in range(3)} for change in (0.0, offset))

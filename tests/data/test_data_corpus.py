@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 import warm_server
+from refusals import usage_error
 from tables import cases
 
 from lmbench.data import corpus as corpora
 from lmbench.data.corpus import corpus_tokens, open_corpus, standard_library
-from lmbench.errors import UsageError
 
 TEXT = "".join(f"line {i} of a text whose words repeat and repeat\n" for i in range(400))
 
@@ -104,5 +104,5 @@ folder | folder is no file
 def test_missing_and_empty_files_are_named(entry, message, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match=message):
+    with usage_error(message):
         open_corpus([str(tmp_path / entry)])

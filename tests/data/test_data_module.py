@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from refusals import usage_error
 from torch import nn
 
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -100,13 +100,13 @@ def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without
 def test_text_shorter_than_a_batch_is_refused(text):
     data = TokenData(batch_size=1000, context_length=512, vocab_size=500, **text)
     for stage, part in (("fit", "training"), ("validate", "validation")):
-        with pytest.raises(UsageError, match=f"tokens for {part}, one batch needs 512001; give more text"):
+        with usage_error(f"tokens for {part}, one batch needs 512001; give more text"):
             data.setup(stage)
 
 
 def test_a_model_whose_vocabulary_is_smaller_than_the_datas_is_refused():
     model = LanguageModel(**{**TINY, "vocab_size": 400})
-    with pytest.raises(UsageError, match="500 token ids but the model's vocab_size is 400"):
+    with usage_error("500 token ids but the model's vocab_size is 400"):
         quiet_trainer(max_steps=1).fit(model, TokenData(**SMALL))
 
 

@@ -10,6 +10,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule
 from planted_device import OnMeta, PlantedDevice
+from refusals import usage_error
 from tables import cases
 from torch import nn
 
@@ -23,7 +24,6 @@ from lmbench.callbacks import (
 )
 from lmbench.device import DEVICES, Device, device_of
 from lmbench.device.amd import AmdSensor
-from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.run import GpuFacts
@@ -130,7 +130,7 @@ def test_memory_that_it_refuses_is_recorded_with_its_counters(device):
 
 def test_an_unregistered_kind_is_refused_in_one_line():
     line = r"^device mps:0: not measured; measured are cuda, cpu\b.*: set trainer.accelerator$"
-    with pytest.raises(UsageError, match=line):
+    with usage_error(line):
         device_of(torch.device("mps", 0))
 
 

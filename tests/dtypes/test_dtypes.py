@@ -6,6 +6,7 @@ import pytest
 import torch
 from fit_process import QUICK
 from lightning.pytorch import LightningModule
+from tables import cases
 from torch import nn
 from torch.nn import functional
 
@@ -138,8 +139,8 @@ def test_casts_by_the_code_and_by_promotion_are_not_called_autocast_and_odd_dtyp
     } <= {(operator.name, operator.output, operator.reason) for operator in modules[""].operators}
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", CALLS)
+@cases("device", "cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+@cases("name", *CALLS)
 def test_autocasts_lists_agree_with_this_pytorch(name, device):
     x = torch.rand(2, 2, 2, 2, device=device)
     with torch.autocast(device, torch.bfloat16):
@@ -151,7 +152,7 @@ def bench_trainer(*callbacks, **flags):
     return BenchTrainer(callbacks=list(callbacks), **{**QUIET, **flags})
 
 
-@pytest.mark.parametrize("name", [name for name, precision in PRECISIONS.items() if precision.runs_on_cpu])
+@cases("name", *[name for name, precision in PRECISIONS.items() if precision.runs_on_cpu])
 def test_a_precision_means_what_its_plugin_does(sleeper, tmp_path, name):
     # Lightning's own Trainer would take bfloat16 for 16-mixed on a CPU.
     record, modules = noted(sleeper, tmp_path, make=bench_trainer, precision=name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from functools import partial
 
-import pytest
 from fit_process import sound_result, start_fit
+from tables import cases
 
 from lmbench.records.store import RESERVE_FILE
 
@@ -18,7 +18,7 @@ def limit_files(size_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
 
-@pytest.mark.parametrize("size_kib", [128, None])
+@cases("size_kib", 128, None)
 def test_a_full_disk_keeps_what_fits_and_the_run_measures_to_its_end(size_kib, small_disk, tmp_path):
     """On disks of a few KiB, and without one under a limit on the size of a file."""
     if size_kib is not None:

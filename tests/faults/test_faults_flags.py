@@ -43,7 +43,7 @@ def test_flags_that_slow_everything_fail_guards(fit, monkeypatch):
     assert (run.outcome, left, judged["anomaly_mode"], judged["deterministic"]) == ("ok", [], "fail", "fail")
 
 
-@pytest.mark.parametrize("words", ["--trainer.max_steps=2", "--trainer.fast_dev_run=true"])
+@cases("words", "--trainer.max_steps=2", "--trainer.fast_dev_run=true")
 def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_its_steps(words, fit, capsys):
     run, left = fit(words, code=2)
     assert (run.outcome, run.record.exit_code, left) == ("error", 2, [])
@@ -52,10 +52,12 @@ def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_i
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "steps"),
-    {"max_steps 5": 3, "max_epochs 2 --trainer.limit_train_batches 3": 4, "max_steps 10": 6}.items(),
-)
+@cases("""
+- [words, steps]
+- [max_steps 5, 3]
+- [max_epochs 2 --trainer.limit_train_batches 3, 4]
+- [max_steps 10, 6]
+""")
 def test_a_window_or_probe_steps_that_training_cut_short_are_said_to_be_so(words, steps, fit, capsys):
     run, _ = fit(f"--trainer.{words}")
     assert (run.outcome, run.record.window.steps) == ("ok", steps)

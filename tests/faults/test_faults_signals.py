@@ -35,7 +35,7 @@ def check_interrupted(fit, code):
     return run
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGINT,) * 3, (signal.SIGTERM,) * 2], ids=["three ctrl-c", "two terms"])
+@cases("signals", (signal.SIGINT,) * 3, (signal.SIGTERM,) * 2, ids=["three ctrl-c", "two terms"])
 def test_a_signal_at_any_of_5_instants_leaves_a_readable_result_and_no_traceback(signals, tmp_path):
     outcomes = []
     # Seconds after the start, or after the end of a step.
@@ -78,7 +78,7 @@ def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, deed, 
     assert "outcome      interrupted" in fit.out
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@cases("signum", signal.SIGINT, signal.SIGTERM)
 def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp_path):
     words = ("--data.placement=pinned", "--data.num_workers=2", "--measure.steps=100000")
     fit = start_fit(tmp_path, *words, ticks=True)

@@ -6,11 +6,11 @@ import os
 import pty
 import shutil
 
-import pytest
 from fit_process import QUICK, start_fit
+from refusals import usage_error
+from tables import cases
 
 from lmbench.cli import main
-from lmbench.errors import UsageError
 from lmbench.fit.trainer import BenchTrainer
 
 
@@ -51,14 +51,14 @@ def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     assert [(run.outcome, len(run.steps), run.record.exit_code) for run in fit.results] == [("ok", 63, 0)]
 
 
-@pytest.mark.parametrize("variable", ["SLURM_NTASKS=2", "WORLD_SIZE=2", "LOCAL_RANK=1", "RANK=x", "PMI_SIZE=1.5"])
+@cases("variable", "SLURM_NTASKS=2", "WORLD_SIZE=2", "LOCAL_RANK=1", "RANK=x", "PMI_SIZE=1.5")
 def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variable, here, monkeypatch, refused):
     name, _, value = variable.partition("=")
     monkeypatch.setenv(name, value)
     for words in (["fit", "smoke"], ["validate", "smoke"], ["sweep", "step_times"], ["compare", "--run", "smoke"]):
         line = refused(*words)
         assert (line.startswith(f"lmbench: {name} is "), "unset" in line, line.count("\n")) == (True, True, 1)
-    with pytest.raises(UsageError, match=name):
+    with usage_error(name):
         BenchTrainer()
     assert list(here.iterdir()) == []
     assert main(["fit", "-h"]) == 0

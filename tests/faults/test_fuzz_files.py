@@ -97,7 +97,7 @@ def sound(tmp_path_factory):
     root = tmp_path_factory.mktemp("sound")
     make_run(root / "pair" / "a" / "r", {"model.size": "small", "trainer.precision": "bf16-mixed"})
     make_run(root / "pair" / "sound" / "r", {"model.size": "medium"})
-    sweep(root, SimulatedServers(lambda name: "ok"), SWEEP, "sweep")
+    sweep(root, SimulatedServers(), SWEEP, "sweep")
     for name in ("study", "trace", "snapshot"):
         (root / name).mkdir()
     shutil.copy(shipped_studies()["precision"], root / "study" / "study.yaml")

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 
-import pytest
 import yaml
 from runs import make_record, make_run, put, write_run
 from tables import cases
@@ -30,8 +29,8 @@ a free without an allocation:
 HEAD = "gpu,size,step_s,step_std_s,tokens_per_s\n"
 
 
-@pytest.mark.parametrize("name", SNAPSHOTS)
-@pytest.mark.parametrize("words", [[], ["--json"]])
+@cases("name", *SNAPSHOTS)
+@cases("words", [], ["--json"])
 def test_a_snapshot_without_allocations_is_shown(name, words, tmp_path, printed):
     path, segment = tmp_path / "x.pickle", {"device": 0, "address": 0, "total_size": 0, "blocks": []}
     path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [SNAPSHOTS[name]]}))
@@ -98,7 +97,7 @@ def test_an_odd_reference_is_shown_or_one_line(what, text, code, message, here, 
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["show", "list", "report"])
+@cases("words", "show", "list", "report")
 def test_a_folder_whose_name_is_not_utf8_is_json(words, tmp_path, answered):
     path = tmp_path / os.fsdecode(b"caf\xe9")
     make_run(path, {})

@@ -27,13 +27,11 @@ def check(lack, requested_bytes, where):
     assert "\n" not in lack.message
 
 
-@pytest.mark.parametrize(
-    ("allocate", "requested_bytes"),
-    [
-        (lambda: torch.empty(ABSURD_BYTES, dtype=torch.uint8), ABSURD_BYTES),
-        (lambda: np.empty(ABSURD_BYTES, np.uint8), ABSURD_BYTES),
-        (lambda: bytearray(2**62), None),
-    ],
+@cases(
+    "allocate | requested_bytes",
+    (lambda: torch.empty(ABSURD_BYTES, dtype=torch.uint8), ABSURD_BYTES),
+    (lambda: np.empty(ABSURD_BYTES, np.uint8), ABSURD_BYTES),
+    (lambda: bytearray(2**62), None),
 )
 def test_a_real_failure_of_the_host_is_recognised_with_its_bytes(allocate, requested_bytes):
     check(out_of_memory(_raised(allocate)), requested_bytes, "host")
@@ -110,15 +108,13 @@ def test_causes_contexts_and_groups_are_followed_but_no_suppressed_ones_and_no_c
     assert out_of_memory(first) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        *map(RuntimeError, rows(OTHERS)),
-        ValueError("CUDA out of memory. is what a message may quote"),
-        FileNotFoundError(errno.ENOENT, "No such file"),
-        OSError(errno.ENOSPC, "No space left on device"),
-        SystemExit(1),
-    ],
+    *map(RuntimeError, rows(OTHERS)),
+    ValueError("CUDA out of memory. is what a message may quote"),
+    FileNotFoundError(errno.ENOENT, "No such file"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    SystemExit(1),
 )
 def test_other_errors_are_not_taken_for_it(error):
     assert out_of_memory(error) is None

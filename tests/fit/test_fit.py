@@ -12,11 +12,12 @@ import pytest
 import torch
 import yaml
 from fit_process import bench, measure_here, statuses
+from refusals import usage_error
 from strangers import Regression
+from tables import cases
 from torch.utils.data import DataLoader, IterableDataset
 
 from lmbench.configs import shipped_configs
-from lmbench.errors import UsageError
 from lmbench.records.vocabulary import PHASES
 
 
@@ -47,13 +48,11 @@ def test_the_same_seed_gives_the_same_losses_in_either_order_of_zeroing_gradient
     assert native.steps[-1].zero_grad_s is not None
 
 
-@pytest.mark.parametrize(
-    ("mode", "phases", "flops"),
-    [
-        ("forward_backward", {"forward", "backward", "zero_grad"}, 1),
-        ("forward", {"forward"}, 1 / 3),
-        ("inference", {"forward"}, 1 / 3),
-    ],
+@cases(
+    "mode | phases | flops",
+    ("forward_backward", {"forward", "backward", "zero_grad"}, 1),
+    ("forward", {"forward"}, 1 / 3),
+    ("inference", {"forward"}, 1 / 3),
 )
 def test_a_mode_runs_only_its_part_of_the_step(run, tmp_path, mode, phases, flops):
     command, words = ("validate", "") if mode == "inference" else ("fit", f"--measure.mode={mode}")
@@ -100,7 +99,7 @@ def test_data_that_is_used_up_ends_the_window_and_none_is_an_error():
     assert (run.outcome, run.record.window.steps) == ("ok", 8)
     window = measure_here(Regression(), DataLoader(Stream(rows), batch_size=1), steps=20).record.window
     assert (window.steps, window.loader_end_count, window.loader_batches) == (20, 2, 9)
-    with pytest.raises(UsageError, match="nothing was measured"):
+    with usage_error("nothing was measured"):
         measure_here(Regression(), DataLoader(Stream([]), batch_size=1))
 
 
@@ -116,7 +115,7 @@ class Unending(Regression):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("module", [Refusing, Unending])
+@cases("module", Refusing, Unending)
 def test_epochs_that_end_before_a_step_end_the_window(module):
     run = measure_here(module(), DataLoader(torch.ones(40, 16)), steps=20)
     assert (run.outcome, run.record.window.steps) == ("ok", 7)

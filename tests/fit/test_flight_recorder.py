@@ -6,7 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
-import pytest
+from tables import cases
 
 from lmbench.instruments.flight_recorder import read_stop, recording_variables
 
@@ -44,7 +44,7 @@ class Attack:
         return os.system, ("touch attacked",)
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({"entries": [Attack()]})])
+@cases("content", b"", b"no pickle", pickle.dumps([1]), pickle.dumps({"entries": [Attack()]}))
 def test_a_damaged_file_tells_nothing_and_runs_nothing(content, here):
     (here / "collectives0").write_bytes(content)
     assert read_stop(here, 2) is None

@@ -8,9 +8,10 @@ import pytest
 import torch
 from fit_process import measure_here as measure
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from refusals import usage_error
 from strangers import OwnLoaders
+from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.model.language_model import LanguageModel
@@ -25,14 +26,12 @@ def model(**changes):
     return LanguageModel(size=None, **shape | changes)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ("tensorwise", {"trainer": {"recompute": RecomputeOptions()}}),
-        ("tensorwise", {"mode": "inference"}),
-        ("tensorwise-fast", {}),
-        ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}),
-    ],
+@cases(
+    "recipe | settings",
+    ("tensorwise", {"trainer": {"recompute": RecomputeOptions()}}),
+    ("tensorwise", {"mode": "inference"}),
+    ("tensorwise-fast", {}),
+    ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}),
 )
 def test_fp8_trains_like_bf16_and_the_record_lists_the_layers(recipe, settings):
     plain = measure(model(), BATCH, precision="bf16-mixed", **{**settings, "compile": False})
@@ -75,24 +74,22 @@ def test_flops_of_a_users_module_are_counted_as_in_bf16():
     assert run.record.flops.fp8_per_token_flops == 6 * 16 * 32
 
 
-@pytest.mark.parametrize(
-    ("module", "data", "line"),
-    [
-        (model(), tuple(tokens[:, :15] for tokens in BATCH), "with 30 tokens in a batch; give a multiple of 16"),
-        (OwnLoaders(12), None, r"converts no linear layer of OwnLoaders: net.0 \(12 x 32\), net.2 \(the last\)"),
-        (model(d_model=40), BATCH, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
-    ],
+@cases(
+    "module | data | line",
+    (model(), tuple(tokens[:, :15] for tokens in BATCH), "with 30 tokens in a batch; give a multiple of 16"),
+    (OwnLoaders(12), None, r"converts no linear layer of OwnLoaders: net.0 \(12 x 32\), net.2 \(the last\)"),
+    (model(d_model=40), BATCH, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
 )
 def test_a_module_or_batch_that_fp8_cannot_take_is_refused_in_one_line(module, data, line):
-    with pytest.raises(UsageError, match=f"^precision fp8-rowwise .*{line}"):
+    with usage_error(f"^precision fp8-rowwise .*{line}"):
         measure(module, data, precision="fp8-rowwise")
 
 
 def test_fp8_without_fp8_units_or_with_another_strategy_is_refused_in_one_line(monkeypatch):
-    with pytest.raises(UsageError, match=r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
+    with usage_error(r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
         Fp8Precision("fp8-rowwise", SimpleNamespace(root_device=torch.device("cpu")))
     strategy = SingleDeviceStrategy(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
-    with pytest.raises(UsageError, match=r"^precision fp8-rowwise on NVIDIA A100-SXM4-80GB, which has no fp8 units"):
+    with usage_error(r"^precision fp8-rowwise on NVIDIA A100-SXM4-80GB, which has no fp8 units"):
         Fp8Precision("fp8-rowwise", strategy)

@@ -16,6 +16,7 @@ import torch
 import warm_server
 from fit_process import start_fit
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from refusals import usage_error
 from tables import cases, flat, stored
 from uneven import Uneven
 
@@ -139,15 +140,15 @@ def test_in_fp8_shards_train_as_whole_layers_do():
     assert losses == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.parametrize("words", [[], ["--trainer.recompute.keep=inputs"]], ids=str)
-def test_a_module_in_shards_has_the_name_and_the_flops_of_the_whole_one(words, tmp_path):
+def test_a_module_in_shards_has_the_name_and_the_flops_of_the_whole_one(tmp_path):
     pytest.importorskip("transformers")
     path = tmp_path / "mixtral.json"
     path.write_text(json.dumps(stored("hugging_face")["mixtral"]))
     models = []
     for name in ("ddp", "fsdp2"):
         own = ["--model=lmbench.HuggingFace", f"--model.config={path}", "--data.context_length=16"]
-        code, run = fit(*own, *words, *WITHOUT_PROBES, f"--trainer.strategy={name}", f"--measure.run_id={name}")
+        own += ["--trainer.recompute.keep=inputs", f"--trainer.strategy={name}", f"--measure.run_id={name}"]
+        code, run = fit(*own, *WITHOUT_PROBES)
         flops = run.record.flops
         models.append((run.record.model.name, flops.per_token_flops, flops.recomputed_per_token_flops))
         assert code == 0
@@ -156,15 +157,11 @@ def test_a_module_in_shards_has_the_name_and_the_flops_of_the_whole_one(words, t
     assert models[0][1]
 
 
-def test_a_users_class_in_shards_keeps_its_path():
-    code, run = fit("--model=uneven.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
-    assert (code, run.record.model.name) == (0, "uneven.Uneven")
-
-
-def test_a_rank_may_have_no_row_of_a_parameter():
+def test_a_users_class_in_shards_keeps_its_path_and_a_rank_may_have_no_row_of_a_parameter():
     code, run = fit("--model=uneven.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
     training = run.record.probe.training
-    assert (code, training.parameters, training.missing_gradients, training.zero_gradients) == (0, 2, [], [])
+    assert (code, run.record.model.name) == (0, "uneven.Uneven")
+    assert (training.parameters, training.missing_gradients, training.zero_gradients) == (2, [], [])
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work_and_ranks_agree_on_the_steps_of_a_window(capsys, printed):
@@ -248,7 +245,7 @@ def test_a_rank_that_fails_after_the_measurement_ends_the_run_and_the_record_sta
     assert (run.record.phases.step.n, len(run.record.per_rank)) == (run.record.window.steps, 2)
 
 
-@pytest.mark.parametrize("steps", [5, 100], ids=["in probe steps", "in the window"])
+@cases("steps", 5, 100, ids=["in probe steps", "in the window"])
 def test_a_rank_that_runs_out_of_batches_before_the_others_is_named(steps, capfd):
     words = ["--model=uneven.Uneven", "--model.deed=run out", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
     code, run = fit(*words, f"--measure.steps={steps}", "--measure.collective_timeout_s=2")
@@ -333,18 +330,16 @@ def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(
     assert (printed.err.count(f"lmbench: {error}\n"), "Connection closed" in printed.err) == (1, False)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "uneven.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
-            "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
-        ),
-        (
-            "uneven.Uneven --model.deed=differ --trainer.strategy=ddp",
-            "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
-        ),
-    ],
+@cases(
+    "words | message",
+    (
+        "uneven.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
+        "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
+    ),
+    (
+        "uneven.Uneven --model.deed=differ --trainer.strategy=ddp",
+        "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
+    ),
 )
 def test_a_module_that_cannot_be_started_is_refused_in_one_line(words, message, refused):
     error = refused("fit", *WORDS, "--model", *words.split())
@@ -363,7 +358,7 @@ def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, refused):
 def test_in_a_notebook_several_devices_are_refused_without_a_warning_by_lightning(tmp_path, monkeypatch, capfd):
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(lmbench.UsageError, match="several devices need a process each"):
+    with usage_error("several devices need a process each"):
         lmbench.measure(Uneven("sleep"), trainer={"accelerator": "cpu", "devices": 2})
     assert capfd.readouterr() == ("", "")
 
@@ -404,12 +399,10 @@ def test_ranks_of_a_launcher_leave_one_result_which_is_printed_once(tmp_path):
     assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("deed", "error"),
-    [
-        ("die", "rank 1 left in the middle, and the measurement with it"),
-        ("hang", r"rank 1 hung in hang at .*uneven.py:\d+; rank 0: .*in gloo:all_reduce.*"),
-    ],
+@cases(
+    "deed | error",
+    ("die", "rank 1 left in the middle, and the measurement with it"),
+    ("hang", r"rank 1 hung in hang at .*uneven.py:\d+; rank 0: .*in gloo:all_reduce.*"),
 )
 def test_under_a_launcher_the_rank_that_failed_is_the_reason_too(deed, error, tmp_path):
     words = ["--config=smoke", "--model=uneven.Uneven", "--measure.collective_timeout_s=1"]

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from fit_process import run_here
+from refusals import usage_error
+from tables import cases
 from torch import Tensor
 
-from lmbench.errors import UsageError
 from lmbench.fit.in_process import undisturbed
 from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
@@ -67,12 +68,12 @@ def as_function(kind):
     return AttentionKind(kind.name, function, is_users=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "flex"])
+@cases("dtype", torch.float32, torch.bfloat16, torch.float16, ids=str)
+@cases("name", *[name for name in ATTENTION if name != "flex"])
 def test_every_back_end_agrees_with_the_formula_or_refuses(name, dtype):
     use = Use(Size(2, 2, 256, 64), True, dtype, CUDA)
     if name in NO_FLOAT32 and dtype is torch.float32:
-        with pytest.raises(UsageError, match=f"'{name}' has no kernel for float32.*; choose sdpa, .* or naive: "):
+        with usage_error(f"'{name}' has no kernel for float32.*; choose sdpa, .* or naive: "):
             check_attention(attention_kind(name), use)
         return
     check_attention(attention_kind(name), use)
@@ -80,7 +81,7 @@ def test_every_back_end_agrees_with_the_formula_or_refuses(name, dtype):
         assert check_attention(as_function(ATTENTION[name]), use).cases > 6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@cases("dtype", torch.float32, torch.bfloat16, ids=str)
 def test_flex_agrees_with_the_formula(dtype, monkeypatch):
     # Each shape is compiled, for 6 s.
     sizes = [Size(2, 2, 256, 64), Size(1, 2, 200, 32)]
@@ -91,24 +92,22 @@ def test_flex_agrees_with_the_formula(dtype, monkeypatch):
         assert (result.cases, result.refused) == (2, [])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@cases("dtype", torch.float32, torch.bfloat16, torch.float16, ids=str)
 def test_the_triton_kernel_is_right_at_every_shape(dtype):
     use = Use(Size(2, 3, 1000, 64), True, dtype, CUDA, is_strided=True)
     result = check_attention(attention_kind("triton_attention:attention"), use)
     assert (result.cases, result.refused) == (13, [])
 
 
-@pytest.mark.parametrize("compiled", ["false", "true"], ids=["eager", "compiled"])
-@pytest.mark.parametrize(
+@cases("compiled", "false", "true", ids=["eager", "compiled"])
+@cases(
     "subject",
-    [
-        [*LAYER, "--trainer.precision", "bf16-true"],
-        [*LAYER, "--trainer.precision", "16-mixed"],
-        ["--model.size", "tiny", "--trainer.precision", "bf16-mixed"],
-    ],
+    [*LAYER, "--trainer.precision", "bf16-true"],
+    [*LAYER, "--trainer.precision", "16-mixed"],
+    ["--model.size", "tiny", "--trainer.precision", "bf16-mixed"],
     ids=["layer", "layer in fp16", "model"],
 )
-@pytest.mark.parametrize("attention", ["triton_attention:attention", "flex"])
+@cases("attention", "triton_attention:attention", "flex")
 def test_triton_and_flex_are_measured_in_the_layer_and_the_model(attention, subject, compiled, tmp_path):
     words = ["--model.attention", attention, "--data.context_length", "200", "--trainer.compile", compiled]
     record = measured(tmp_path, *subject, *words)
@@ -125,9 +124,9 @@ def test_the_kernels_of_a_triton_function_are_attention_by_kind_and_part(tmp_pat
     assert forward.parts["attention_s"] > 0.95 * sum(forward.parts.values())
 
 
-@pytest.mark.parametrize("causal", ["false", "true"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
-@pytest.mark.parametrize("name", ["naive", "sdpa", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex"])
+@cases("causal", "false", "true")
+@cases("precision", "32-true", "bf16-true", "bf16-mixed")
+@cases("name", "naive", "sdpa", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex")
 def test_what_is_saved_is_what_the_shape_says_and_all_that_the_forward_adds(name, precision, causal, tmp_path):
     if name in NO_FLOAT32 and precision == "32-true":
         pytest.skip("no such kernel")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from fit_process import bench
+from tables import cases
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +25,8 @@ def plain(tmp_path_factory):
     return measured(tmp_path_factory.mktemp("plain"))
 
 
-@pytest.mark.parametrize("compiled", ["false", "true"])
-@pytest.mark.parametrize("words", [[RESIDUAL], [FUSED], [CHUNKED], [RESIDUAL, FUSED, CHUNKED]], ids=" ".join)
+@cases("compiled", "false", "true")
+@cases("words", [RESIDUAL], [FUSED], [CHUNKED], [RESIDUAL, FUSED, CHUNKED], ids=" ".join)
 def test_a_choice_trains_as_the_plain_model_does(plain, tmp_path, words, compiled):
     run = measured(tmp_path, *words, f"--trainer.compile={compiled}")
     assert run.loss.first == pytest.approx(plain.loss.first, rel=1e-3)

@@ -5,24 +5,24 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_dtypes.py
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from fit_process import run_here
-
-from lmbench.cli import main
+from tables import cases
 
 pytestmark = pytest.mark.gpu
 
 SHORT = ["--measure.steps", "3", "--measure.warmup_steps", "2", "--measure.probe_steps", "2"]
 
 
-@pytest.mark.parametrize(("precision", "lower"), [("16-mixed", "float16"), ("bf16-mixed", "bfloat16")])
-def test_the_toy_has_the_dtypes_of_published_write_ups(precision, lower, tmp_path, capsys):
+@cases("""
+- [precision, lower]
+- [16-mixed, float16]
+- [bf16-mixed, bfloat16]
+""")
+def test_the_toy_has_the_dtypes_of_published_write_ups(precision, lower, tmp_path, capsys, answered):
     toy = run_here(tmp_path, "fit", "--config", "toy_fp16", *SHORT, "--trainer.precision", precision)
     capsys.readouterr()
-    assert main(["dtypes", str(toy.path), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered("dtypes", toy.path)
     (run,) = answer["runs"]
     assert (run["device_type"], run["autocast_dtype"]) == ("cuda", lower)
     modules = {row["module"]: row for row in answer["tables"]["modules"]}

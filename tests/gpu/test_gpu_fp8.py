@@ -5,13 +5,10 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_fp8.py
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch  # noqa: F401  (for the mark)
 from fit_process import run_here
-
-from lmbench.cli import main
+from tables import cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch.cuda.get_device_capability() < (8, 9)", reason="no fp8 units")]
 
@@ -22,8 +19,8 @@ def fitted(tmp_path, *words):
     return run_here(tmp_path, "fit", *CONFIG, *words)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "tensorwise-fast", "rowwise"])
-def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
+@cases("recipe", "tensorwise", "tensorwise-fast", "rowwise")
+def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys, answered):
     compiled = ["--trainer.precision", f"fp8-{recipe}", "--trainer.compile.regional", "true"]
     plain, run = (fitted(tmp_path, *words).record for words in (["--trainer.precision", "bf16-mixed"], compiled))
     assert run.loss.mean == pytest.approx(plain.loss.mean, rel=0.01)
@@ -32,8 +29,7 @@ def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_p
     # A profiled run trains for fewer steps, so its loss is another.
     profiled = fitted(tmp_path, *compiled, "--trainer.profiler", "kernels")
     capsys.readouterr()
-    assert main(["kernels", str(profiled.path), "--json"]) == 0
-    names = [row["name"] for row in json.loads(capsys.readouterr().out)["tables"]["all_kernels"]]
+    names = [row["name"] for row in answered("kernels", profiled.path)["tables"]["all_kernels"]]
     assert any("nvjet" in name and "qq" in name for name in names) or any("e4m3" in name for name in names)
 
 

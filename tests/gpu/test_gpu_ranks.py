@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from tables import cases
 
 import lmbench
 from lmbench import selfcheck
@@ -96,8 +97,8 @@ def test_ranks_of_a_module_that_uses_the_gpu_at_import_start_anew(tmp_path):
     assert (record.outcome, len(record.per_rank)) == ("ok", 2)
 
 
-@pytest.mark.parametrize("compiled", ["false", "true"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp2_zero2"])
+@cases("compiled", "false", "true")
+@cases("strategy", "ddp", "fsdp2", "fsdp2_zero2")
 def test_every_strategy_trains_the_same(strategy, compiled, first_losses):
     words = [f"--trainer.strategy={strategy}", "--trainer.precision=32-true"]
     words += ["--trainer.compile.regional=true"] if compiled == "true" else []
@@ -117,9 +118,7 @@ def test_lightnings_own_ddp_is_told_what_it_costs():
     assert messages["bucket_copies"].startswith("DDP copies")
 
 
-@pytest.mark.parametrize(
-    ("deed", "code", "outcome", "message"),
-    [
+@cases("deed | code | outcome | message", 
         (
             "hang", 1, "error",
             r"rank 1 hung in hang at .*test_gpu_ranks.py:\d+; rank 0 waited 8 s in nccl:all_reduce, number \d+ of its "
@@ -130,9 +129,7 @@ def test_lightnings_own_ddp_is_told_what_it_costs():
             "reduce", 1, "error",
             r"rank 0 waited 8 s in nccl:\w+, number (\d+) of its group, .*, where rank 1 called nccl:all_reduce, "
             r"number \1 of its group, of 7 elements",
-        ),
-    ],
-)  # fmt: skip
+        ))  # fmt: skip
 def test_a_failed_rank_is_told_within_the_timeout_and_15_s(deed, code, outcome, message, capfd):
     words = [f"--model={__name__}.Failing", f"--model.deed={deed}", "--trainer.strategy=ddp"]
     ended, run = fit(*words, f"--measure.collective_timeout_s={TIMEOUT_S}")
@@ -144,11 +141,10 @@ def test_a_failed_rank_is_told_within_the_timeout_and_15_s(deed, code, outcome, 
     assert (run.path / "log.txt").stat().st_size > 0
 
 
-def test_traces_of_two_ranks_match_their_collectives(capsys):
+def test_traces_of_two_ranks_match_their_collectives(capsys, answered):
     code, run = fit("--trainer.strategy=ddp", "--trainer.profiler=kernels")
     capsys.readouterr()
-    assert (code, main(["kernels", str(run.path), "--json"])) == (0, 0)
-    assert '"rank_wait_fraction"' in capsys.readouterr().out
+    assert (code, "rank_wait_fraction" in answered("kernels", run.path)) == (0, True)
 
 
 def test_planted_truths_of_two_ranks_are_found():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from fit_process import measure_here
 from lightning.pytorch import LightningModule
+from refusals import usage_error
+from tables import cases
 from torch import nn
 
-from lmbench.errors import UsageError
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
+
+
+class ExpertLayer(nn.Sequential):
+    """A subclass, since blocks need only have a class in common."""
 
 
 class Layers(LightningModule):
@@ -20,16 +24,14 @@ class Layers(LightningModule):
     def __init__(self, has_experts):
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(
+            (ExpertLayer if has_experts(n) else nn.Sequential)(
                 nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(8)) if has_experts(n) else nn.Tanh()
             )
             for n in range(6)
         )
 
 
-@pytest.mark.parametrize(
-    ("has_experts", "kinds", "count"), [(lambda n: True, [0] * 6, 6), (lambda n: n % 2, [0, 1] * 3, None)]
-)
+@cases("has_experts | kinds | count", (lambda n: True, [0] * 6, 6), (lambda n: n % 2, [0, 1] * 3, None))
 def test_blocks_are_layers_and_not_their_experts_and_only_alike_ones_are_cut(has_experts, kinds, count):
     module = Layers(has_experts)
     blocks = AlikeBlocks(module, 3)
@@ -60,7 +62,7 @@ def test_layers_that_are_lists_are_no_blocks_and_their_members_are_marked():
     run = measure_here(Pairs(), torch.ones(4, 8), probe_steps=1)
     assert (run.outcome, run.record.probe.marked_modules) == ("ok", 12)
     assert AlikeBlocks(Pairs(), 3).lists == []
-    with pytest.raises(UsageError, match="needs a list of blocks of one class, and Pairs has none"):
+    with usage_error("needs a list of blocks of one class, and Pairs has none"):
         recompute_in_place(Pairs(), RecomputeOptions())
     pairs = Pairs()
     assert compile_targets(pairs, CompileOptions(regional=True)) == [pairs]

@@ -129,7 +129,7 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
 READINGS = stored("device_readings")
 
 
-@pytest.mark.parametrize(("opened", "closed", "wall_s", "changes"), READINGS["cases"])
+@cases("opened | closed | wall_s | changes", *READINGS["cases"])
 def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wall_s, changes):
     readings = DeviceReading(**READINGS["opened"] | opened), DeviceReading(**READINGS["closed"] | closed)
     state, expected = derive_device_state(*readings, wall_s), READINGS["state"] | changes

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-import pytest
+from tables import cases
 
 from lmbench.instruments.host import host_state, read_host
 from lmbench.python_process import PAIR
@@ -26,7 +26,7 @@ def own_seconds(pipe):
     pipe.send(read_host().own_s - before.own_s)
 
 
-@pytest.mark.parametrize("is_pair", [True, False])
+@cases("is_pair", True, False)
 def test_the_other_side_that_takes_turns_counts_as_own(is_pair, monkeypatch):
     if is_pair:
         monkeypatch.setenv(PAIR, str(os.getpid()))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import UserDict
 from dataclasses import dataclass
 
-import pytest
 import torch
 from fit_process import measure_here
 from lightning.pytorch.loggers.logger import DummyLogger
+from refusals import usage_error
 from strangers import OwnLoaders, TokenModel
 from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.instruments.subject import describe_model, note_peak, padding_of, tensors_of
 from lmbench.precision import named_gpu
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -27,18 +26,16 @@ class Rows:
     labels: tuple[torch.Tensor]
 
 
-@pytest.mark.parametrize(
-    ("batch", "padding"),
-    [
-        ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 2),
-        # What is added to scores is no padding.
-        ({"attention_mask": torch.zeros(1, 1, 8, 8), "labels": LABELS}, 6),
-        ((IDS, [LABELS]), 6),
-        (UserDict(labels=LABELS), 6),
-        (Rows(["a text"], (LABELS,)), 6),
-        # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
-        ((IDS, torch.full((8,), -100.0), torch.eye(2).to_sparse(), torch.empty(0, dtype=torch.int64)), 0),
-    ],
+@cases(
+    "batch | padding",
+    ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 2),
+    # What is added to scores is no padding.
+    ({"attention_mask": torch.zeros(1, 1, 8, 8), "labels": LABELS}, 6),
+    ((IDS, [LABELS]), 6),
+    (UserDict(labels=LABELS), 6),
+    (Rows(["a text"], (LABELS,)), 6),
+    # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
+    ((IDS, torch.full((8,), -100.0), torch.eye(2).to_sparse(), torch.empty(0, dtype=torch.int64)), 0),
 )
 def test_padding_is_what_the_mask_or_the_labels_leave_out(batch, padding):
     assert padding_of(batch) == (padding, 8)
@@ -57,7 +54,11 @@ def test_the_share_of_padding_is_one_of_tokens_where_batches_differ_in_length_an
     assert "60.0 % of them padding" in str(run)
 
 
-@pytest.mark.parametrize(("counted", "share", "text"), [(2, 0.0, ""), (8, 0.75, "75.0 % of them padding")])
+@cases("""
+- [counted, share, text]
+- [2, 0.0, '']
+- [8, 0.75, 75.0 % of them padding]
+""")
 def test_padding_that_tokens_per_batch_leaves_out_is_not_taken_off_twice(counted, share, text):
     class Counting(Padded):
         def tokens_per_batch(self, batch):
@@ -150,11 +151,11 @@ def test_flops_of_a_step_that_asks_its_trainer_are_counted_and_its_loggers_get_n
     assert len(logger.losses) == 4
 
 
-@pytest.mark.parametrize("method", ["tokens_per_batch", "flops_per_token"])
+@cases("method", "tokens_per_batch", "flops_per_token")
 def test_a_count_below_0_is_refused(method):
     module = OwnLoaders()
     setattr(module, method, lambda *_: -5)
-    with pytest.raises(UsageError, match=rf"{method}\(.*\) returned -5; it must return a whole number, 0 or more"):
+    with usage_error(rf"{method}\(.*\) returned -5; it must return a whole number, 0 or more"):
         measure_here(module)
 
 

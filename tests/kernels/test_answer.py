@@ -7,7 +7,7 @@ import shutil
 import pytest
 from paths import TRACES
 from plain_sums import plain_sums
-from tables import csv_of
+from tables import cases, csv_of
 from trace_events import HandWritten
 
 from lmbench.kernels.answer import without_hidden
@@ -36,7 +36,7 @@ def test_the_first_screen_has_24_lines_and_every_line_80_columns(printed):
 GOLDENS = {"answer": COMPILED, **{path.name.partition(".")[0]: path.name for path in TRACES.glob("made_up/*")}}
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+@cases("name", *GOLDENS)
 def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(name, printed, monkeypatch):
     monkeypatch.chdir(TRACES / "made_up")
     check_golden(f"kernels_{name}.txt", printed("kernels", GOLDENS[name]))

@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from comparison_runs import make_run
+from refusals import usage_error
 from tables import cases
 from torch.utils.flop_counter import FlopCounterMode
 from trace_events import examined
 
-from lmbench.errors import UsageError
 from lmbench.kernels.ceiling import CeilingRecord, attained_bus, find_ceiling, roofline, store_ceiling
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
@@ -73,7 +73,7 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, answ
     alone_s = sum(max(rate.seconds, rate.compute_s) for rate in record.collectives)
     assert sum(rate.together_s for rate in record.collectives) > alone_s / 3
     # If the folder cannot be written, the record is printed.
-    with pytest.raises(UsageError, match="cannot be written"):
+    with usage_error("cannot be written"):
         store_ceiling(record, path / "x")
     assert json.loads(capsys.readouterr().err) == json.loads(path.read_text())
 
@@ -239,7 +239,11 @@ def test_products_of_float32_take_the_rate_that_their_precision_allows(matmul, r
     assert ddp["compute_s"] == pytest.approx(2 * 10_000 * 2e9 / float(rate))
 
 
-@pytest.mark.parametrize(("options", "measured"), [({"prefetch": 2}, [0.5]), ({"tensor_parallel_size": 2}, [])])
+@cases("""
+- [options, measured]
+- [{prefetch: 2}, [0.5]]
+- [{tensor_parallel_size: 2}, []]
+""")
 def test_a_run_is_measured_beside_its_strategy_whatever_its_options(options, measured, tmp_path, answered):
     rows = bounds_of(tmp_path, answered, {"class_path": "lmbench.ModelParallel", "init_args": options})
     assert [row["measured_s"] for row in rows if row["strategy"] == "fsdp2" and row["measured_s"]] == measured

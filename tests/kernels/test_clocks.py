@@ -147,7 +147,7 @@ def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not():
     assert (total.busy_s, total.window_s) == (seconds(420), seconds(1000))
 
 
-@pytest.mark.parametrize("name", ["two_gpus", "small_bf16_replayed"])
+@cases("name", "two_gpus", "small_bf16_replayed")
 def test_recorded_traces_agree_with_plain_sums(name, tmp_path):
     path = TRACES / name / "trace.json.gz"
     plain = plain_sums(path)

@@ -36,7 +36,7 @@ def refusal(path):
     return text
 
 
-@pytest.mark.parametrize("base_us", [0.0, 4_386_447_563_678.886, 1_700_000_000_000_000.0])
+@cases("base_us", 0.0, 4_386_447_563_678.886, 1_700_000_000_000_000.0)
 def test_durations_keep_their_nanoseconds_whatever_the_origin_of_times(tmp_path, base_us):
     trace = small()
     for event in trace.events:
@@ -93,7 +93,7 @@ def test_a_path_without_a_trace_is_refused_in_one_line(tmp_path):
     assert "--trainer.profiler kernels" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("duration", [None, -5.0])
+@cases("duration", None, -5.0)
 def test_events_without_a_duration_are_left_out(duration):
     trace = small()
     trace.op("aten::never_ended", 90.0, duration)

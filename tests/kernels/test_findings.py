@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from fit_process import SMALL, bench, statuses
 from paths import TRACES
+from tables import cases
 from test_verdicts import run_folder, twice
 from trace_events import HandWritten, examined
 
@@ -49,7 +50,11 @@ def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass():
     assert len(msgspec.json.encode(kernels)) < 12_000
 
 
-@pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
+@cases("""
+- [strict, code]
+- [false, 0]
+- [true, 4]
+""")
 def test_a_failed_guard_of_the_trace_counts_under_strict(strict, code, tmp_path):
     # One of two launches has a kernel.
     trace = HandWritten().read([["launch", 1, 10], ["launched", 20, "k", 30, 5]])
@@ -95,7 +100,11 @@ def test_faults_of_a_run_or_trace_have_guards(tmp_path):
     assert statuses(examine(folder))["run_record"] == "warn"
 
 
-@pytest.mark.parametrize(("early_us", "status"), [(1_000.0, "fail"), (4.0, "pass")])
+@cases("""
+- [early_us, status]
+- [1000.0, fail]
+- [4.0, pass]
+""")
 def test_a_kernel_before_its_launch_is_too_much_from_a_share_of_the_window_on(early_us, status):
     trace = HandWritten()
     trace.launched(7_000.0, "k", 7_000.0 - early_us, 7_000.0)

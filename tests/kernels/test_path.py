@@ -164,7 +164,7 @@ rank 1:
 """
 
 
-@pytest.mark.parametrize("offset_us", [0, 70_000])
+@cases("offset_us", 0, 70_000)
 def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_waited(offset_us, tmp_path, answered):
     write_ranks(tmp_path, LATE_RANK, offset_us)
     record = answered("kernels", tmp_path, "--path")
@@ -206,7 +206,7 @@ def test_a_what_if_changes_the_step_as_the_graph_says(trace, change, change_us, 
     assert record["tables"]["what_if"][-1]["change_s"] * 1e6 == pytest.approx(change_us, rel=0.03, abs=4)
 
 
-@pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_replayed", "two_gpus"])
+@cases("name", "small_bf16_eager", "small_bf16_replayed", "two_gpus")
 def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_more_than_it(name):
     kernels = summarize(examined(name))
     assert sum(kernels.path.values()) == pytest.approx(kernels.path_s)
@@ -234,8 +234,8 @@ def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, ref
     assert problem in line
 
 
-@pytest.mark.parametrize("trace", ["clocks_apart", "clocks_apart_without_steps"])
-@pytest.mark.parametrize("words", [[], ["--path"]])
+@cases("trace", "clocks_apart", "clocks_apart_without_steps")
+@cases("words", [], ["--path"])
 def test_clocks_that_disagree_are_read(words, trace, tmp_path, answered):
     assert answered("kernels", PLANTED[trace].write(tmp_path / "t.json"), *words)
 

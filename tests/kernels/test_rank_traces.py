@@ -107,7 +107,11 @@ rank 1:
 
 
 # On clocks that differ, only the kernels' durations tell the wait.
-@pytest.mark.parametrize(("offset_us", "wait_us"), [(0, 60), (7_000, 70)])
+@cases("""
+- [offset_us, wait_us]
+- [0, 60]
+- [7000, 70]
+""")
 def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, answered):
     write_ranks(tmp_path, GOES_ON, offset_us)
     first, second = answered("kernels", tmp_path)["tables"]["ranks"]
@@ -115,11 +119,10 @@ def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wa
     assert (second["delay_s"], second["last_count"]) == (pytest.approx(wait_us * 1e-6), 1)
 
 
-def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, printed, monkeypatch):
+def test_the_first_screen_of_ranks_is_the_golden_file(here, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
     for rank in (0, 1):
-        write_rank(tmp_path, rank)
+        write_rank(here, rank)
     check_golden("kernels_ranks.txt", printed("kernels", "."))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tables import cases
 from trace_events import examined, planted
 
 from lmbench.kernels.sums import Work, attention_times
@@ -62,7 +63,7 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch():
     assert next(iter(rows)) == "backward"
 
 
-@pytest.mark.parametrize("name", ["foreign_steps", "own_steps"])
+@cases("name", "foreign_steps", "own_steps")
 def test_operators_outside_of_the_clocked_steps_count_in_no_mean_per_step(name):
     PLANTED[name].metadata["steps"] = 3
     findings = PLANTED[name].examined()

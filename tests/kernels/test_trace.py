@@ -13,13 +13,14 @@ from collections import Counter
 import pytest
 import torch
 from paths import TRACES
+from tables import cases
 from trace_events import examined
 
 from lmbench.cli import main
 from lmbench.kernels.findings import examine
 
 
-@pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_compiled"])
+@cases("name", "small_bf16_eager", "small_bf16_compiled")
 def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
     with (TRACES / name / "answers.csv").open(newline="") as file:
         columns = ("phase", "kind", "part", "kernel")
@@ -31,7 +32,7 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a CUDA device")
-@pytest.mark.parametrize("compiled", ["false", "true"])
+@cases("compiled", "false", "true")
 def test_on_this_gpu_every_kernel_has_its_launch_kind_and_part(compiled, tmp_path):
     words = ["fit", "--model.size=small", "--model.attention=naive", "--trainer.precision=32-true"]
     words += ["--data.batch_size=4", "--data.context_length=512", "--trainer.profiler=kernels"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from tables import cases
 from test_clocks import simulated
 from trace_events import planted
@@ -131,7 +130,11 @@ def test_advice_asks_for_nothing_that_the_run_does_already(tmp_path, plan, facts
     assert words in phases.advice["forward"]
 
 
-@pytest.mark.parametrize(("lag", "is_slowed"), [("queued", True), ("host-bound", False)])
+@cases("""
+- [lag, is_slowed]
+- [queued, true]
+- [host-bound, false]
+""")
 def test_advice_is_for_the_run_without_the_profiler(tmp_path, lag, is_slowed):
     probe = {"verdicts": {"forward": {"verdict": lag, "min_lag_s": 5e-3}}}
     clock = examine(run_folder(tmp_path, twice({"forward": [40, 36.0, 10.0]}, "k"), probe=probe)).phases.loc["forward"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pandas as pd
-import pytest
 from recorded_memory import foreign
+from tables import cases
 
 from lmbench.memory.allocator import CachingAllocator
 from lmbench.memory.findings import examine
@@ -15,7 +15,7 @@ from lmbench.memory.fragmentation import ExpandableAllocator, expandable_bytes, 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("name", ["all", "ck", "late", "none", "oom", "python"])
+@cases("name", "all", "ck", "late", "none", "oom", "python")
 def test_gaps_fill_what_the_segments_of_the_peak_leave(name, tmp_path):
     findings = examine(foreign(tmp_path, name))
     peak = findings.peak

@@ -7,8 +7,9 @@ import pickle
 import planted_memory
 import pytest
 from planted_memory import FORWARD, MIB, USER, Allocator, planted_run, snapshot, write, write_recording
+from refusals import usage_error
+from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.memory.answer import history_answer
 from lmbench.memory.findings import examine
 
@@ -81,9 +82,7 @@ CLOSURE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("stack", "line"),
-    [
+@cases("stack | line", 
         ((*CPP, ("einsum", f"{PACKAGES}/einops/einops.py", 9), ("forward", USER, 21), CALL), f"{USER}:21 forward"),
         (((("bmm", rf"{WINDOWS}\site-packages\torch\functional.py", 1), ("inner", rf"{WINDOWS}\contextlib.py", 2),
            ("loss", r"D:\work\lib\queue.py", 3))), r"D:\work\lib\queue.py:3 loss"),
@@ -93,9 +92,7 @@ CLOSURE = (
         (CPP_ENGINE, "aten::bmm"),
         ((("forward", f"{PACKAGES}/torch/nn/modules/linear.py", 134), CALL),
          f"{PACKAGES}/torch/nn/modules/linear.py:134 forward"),
-        ((*CPP[:2], ("run", f"{PACKAGES}/torch/_inductor/cudagraph_trees.py", 3)), ""),
-    ],
-)  # fmt: skip
+        ((*CPP[:2], ("run", f"{PACKAGES}/torch/_inductor/cudagraph_trees.py", 3)), ""))  # fmt: skip
 def test_the_line_of_a_stack_is_the_users_or_the_operator_or_the_module(stack, line, tmp_path):
     memory = Allocator()
     memory.alloc(MIB, stack)
@@ -133,7 +130,7 @@ def test_a_device_has_to_be_named_if_several_have_a_history(tmp_path):
     path = write(tmp_path / "s.pickle", first, second)
     assert examine(path, device=1).peak["allocated_bytes"] == 2 * MIB
     for device in (None, 3):
-        with pytest.raises(UsageError, match="--device 0, 1"):
+        with usage_error("--device 0, 1"):
             examine(path, device)
     held = examine(write(tmp_path / "s.pickle", silent))
     assert held.peak["allocated_bytes"] == 3 * MIB
@@ -143,10 +140,11 @@ def test_a_device_has_to_be_named_if_several_have_a_history(tmp_path):
 STATE = (("_init_group", f"{PACKAGES}/torch/optim/adam.py", 8), ("train", USER, 21))
 
 
-@pytest.mark.parametrize(
-    ("in_forward_mib", "state_mib", "phase", "remedy"),
-    [(40, 10, "forward", "computing blocks again"), (1, 99, "optimizer", "an optimizer with less state")],
-)
+@cases("""
+- [in_forward_mib, state_mib, phase, remedy]
+- [40, 10, forward, computing blocks again]
+- [1, 99, optimizer, an optimizer with less state]
+""")
 def test_the_device_that_ran_out_is_shown_with_what_it_refused_and_what_unwinding_freed(
     in_forward_mib, state_mib, phase, remedy, tmp_path
 ):
@@ -190,7 +188,7 @@ def test_the_form_of_torch_2_0_has_the_same_blocks_and_entries_without_times(tmp
 def test_damaged_notes_are_an_error(tmp_path):
     step = planted_run()
     step.moments[0][0][0] = 1 << 70
-    with pytest.raises(UsageError, match=r"memory_notes\.json"):
+    with usage_error(r"memory_notes\.json"):
         recorded(tmp_path, step)
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from fake_steps import in_fork
 from msgspec.structs import replace
+from refusals import usage_error
 from runs import make_run
 from tables import cases, stored
 
 from lmbench.campaign.planning import few_blocks
-from lmbench.errors import UsageError
 from lmbench.fit.planning import Planner, make_plan
 from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import plan_answer
@@ -64,10 +64,9 @@ def test_the_walk_through_compiled_blocks_is_that_of_a_compiled_step():
         assert walked == pytest.approx(stepped, rel=0.005), words
 
 
-@pytest.mark.parametrize("zero_grad", ["after_step", "native"])
-def test_the_walk_through_blocks_of_several_kinds_is_that_of_a_step(zero_grad):
+def test_the_walk_through_blocks_of_several_kinds_is_that_of_a_step_which_keeps_its_gradients():
     recipes = [Recipe(2, 1, "inputs", 3), Recipe(1, 2, "matmuls", 4)]
-    words = ["--model=own_blocks.Mixed", *OWN[1:], "--data.batch_size=2", f"--measure.zero_grad={zero_grad}"]
+    words = ["--model=own_blocks.Mixed", *OWN[1:], "--data.batch_size=2", "--measure.zero_grad=native"]
     for recipe, walked, stepped in in_fork(_compared, recipes, *words):
         assert walked == pytest.approx(stepped, rel=0.02), recipe
 
@@ -98,7 +97,7 @@ def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_th
 
 
 def test_a_module_that_optimizes_by_hand_is_refused_in_a_line():
-    with pytest.raises(UsageError, match="nothing to plan with: the module optimizes by hand"):
+    with usage_error("nothing to plan with: the module optimizes by hand"):
         planned(1000, "--model=own_blocks.TwoBackwards")
 
 
@@ -110,20 +109,18 @@ BLOCKS = {"none": {0: BlockFacts(30, 30, 30, 5, -20)}, "inputs": {0: BlockFacts(
 CHAIN = Chain(4, False, [0] * 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40, "adding": 3})
 
 
-@pytest.mark.parametrize(
-    ("recipe", "peak", "work"),
-    [
-        # Parameters and inputs, all activations, then one block's backward.
-        (Recipe(4, 1), 200 + 300 + 5, 50 + 300),
-        # All inputs, and at the last block's backward the gradients of the others and its own activations.
-        (Recipe(4, 1, "inputs", 10), 200 + 20 + 9 * 8 + 33, 50 + 300 + 100),
-        # The gradients are there from the start.
-        (Recipe(4, 2), 200 + 105 + 300 + 5, 2 * (50 + 300 + 3)),
-        # Of a block's forward 1 is after all that its backward needs, which is left out in the last block of a group.
-        (Recipe(4, 1, "inputs", 10, 10), 200 + 2 + 300 + 5, 50 + 300 + 10 * 10 + 9 * 1),
-        # The outer group leaves the last block out.
-        (Recipe(4, 1, "inputs", 10, 10, True), 200 + 2 + 20 + 9 * 8 + 33, 50 + 300 + 10 * 10 + 9 * 11),
-    ],
+@cases(
+    "recipe | peak | work",
+    # Parameters and inputs, all activations, then one block's backward.
+    (Recipe(4, 1), 200 + 300 + 5, 50 + 300),
+    # All inputs, and at the last block's backward the gradients of the others and its own activations.
+    (Recipe(4, 1, "inputs", 10), 200 + 20 + 9 * 8 + 33, 50 + 300 + 100),
+    # The gradients are there from the start.
+    (Recipe(4, 2), 200 + 105 + 300 + 5, 2 * (50 + 300 + 3)),
+    # Of a block's forward 1 is after all that its backward needs, which is left out in the last block of a group.
+    (Recipe(4, 1, "inputs", 10, 10), 200 + 2 + 300 + 5, 50 + 300 + 10 * 10 + 9 * 1),
+    # The outer group leaves the last block out.
+    (Recipe(4, 1, "inputs", 10, 10, True), 200 + 2 + 20 + 9 * 8 + 33, 50 + 300 + 10 * 10 + 9 * 11),
 )
 def test_a_peak_is_a_sum_over_blocks(recipe, peak, work):
     assert (predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe)) == (peak, work)
@@ -154,13 +151,13 @@ def test_times_of_few_blocks_become_times_of_a_step():
     assert predicted_work(with_times(chains, quick)[3], Recipe(1, 1)) == pytest.approx(0.1 + 10 * 0.1 + 0.1)
     # The time ran out, or a run failed: the second size has no time of recomputed blocks.
     assert all(set(chain.blocks) == {"none"} for chain in with_times(chains, times[:-1]))
-    with pytest.raises(UsageError, match="no times of blocks"):
+    with usage_error("no times of blocks"):
         with_times(chains, times[2:3])
     # Loaders of the user's own have one size, which their runs do not tell.
     own = [replace(row, batch_size=None) for row in times if row.batch_size == 4]
     (chain,) = with_times([CHAIN], own)
     assert predicted_work(chain, Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
-    with pytest.raises(UsageError, match="blocks took no longer than"):
+    with usage_error("blocks took no longer than"):
         with_times([CHAIN], [time_of("none", fewer, 4, 9), time_of("none", more, 4, 8)])
 
 
@@ -282,7 +279,7 @@ def test_no_smaller_micro_batch_that_computes_as_much_again_is_faster_than_one_t
 
 def test_a_run_that_recomputes_as_no_plan_does_has_no_times_of_blocks(tmp_path):
     make_run(tmp_path / "run", {}, {"config.trainer.recompute": "inputs", "config.measure.blocks": 3})
-    with pytest.raises(UsageError, match="has no times of blocks"):
+    with usage_error("has no times of blocks"):
         times_of(tmp_path)
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import pytest
 from recorded_memory import foreign, unpack
+from tables import cases
 
 from lmbench.memory.findings import examine
 
@@ -75,7 +76,7 @@ PARAMETERS, GRADIENTS, STATES = 70_565_888, 70_565_888, 141_131_776
 LEFT = {"all": 128_983_552, "late": 128_983_552, "python": 128_983_552, "ck": 41_951_744}
 
 
-@pytest.mark.parametrize("name", LEFT)
+@cases("name", *LEFT)
 def test_stacks_of_a_foreign_history_agree_with_the_counts_of_its_process(name, tmp_path):
     """The histories have C++ frames or none, a checkpointed forward in the backward, and parameters that a constructor
     made or that were moved. Memory from before the history is unknown."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cpu_allocator import CpuHistory, CpuWithHistory, annotate
 from lightning.pytorch import Callback, LightningModule
+from tables import cases
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
@@ -174,7 +175,11 @@ def test_an_activation_ends_with_its_step_also_without_a_backward(tmp_path, monk
     assert [activation() for activation in activations] == [None] * 4
 
 
-@pytest.mark.parametrize(("failing_step", "phase"), [(0, "forward"), (3, "backward")])
+@cases("""
+- [failing_step, phase]
+- [0, forward]
+- [3, backward]
+""")
 def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(failing_step, phase, tmp_path, monkeypatch):
     """Also in the warm-up, in which most runs end that do not fit."""
 
@@ -205,7 +210,7 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(faili
     assert not CpuHistory.latest.memory.is_on
 
 
-@pytest.mark.parametrize("is_enabled", [True, False])
+@cases("is_enabled", True, False)
 def test_module_hooks_are_set_after_compiling_and_accumulated_steps_are_complete(is_enabled, tmp_path, monkeypatch):
     """torch.compile would compile the hooks, too: before the window they are set only if nothing is compiled."""
 

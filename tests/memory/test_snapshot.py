@@ -6,9 +6,9 @@ import os
 import pickle
 
 import planted_memory
-import pytest
+from refusals import usage_error
+from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.memory import snapshot
 from lmbench.memory.findings import examine
 from lmbench.memory.snapshot import read_snapshot, replay
@@ -26,7 +26,7 @@ class Touches:
 
 def refusal(path, content):
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"\A.{,500}\Z") as refused:
+    with usage_error(r"\A.{,500}\Z") as refused:
         examine(path)
     return str(refused.value)
 
@@ -45,19 +45,17 @@ def test_code_in_a_snapshot_does_not_run(tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system"),
-        (b"Pfoo\n.", "persistent id"),
-        (b"", "EOFError"),
-        (pickle.dumps({"a": 1}), "missing required field `segments`"),
-        (of_entry(action="alloc", size=1 << 60), "size"),
-        (of_entry(action="alloc", frames=[{"line": []}]), "no list of frames"),
-        (pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty"),
-        (pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64"),
-        (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
-    ],
+@cases(
+    "content | reason",
+    (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "names os.system"),
+    (b"Pfoo\n.", "persistent id"),
+    (b"", "EOFError"),
+    (pickle.dumps({"a": 1}), "missing required field `segments`"),
+    (of_entry(action="alloc", size=1 << 60), "size"),
+    (of_entry(action="alloc", frames=[{"line": []}]), "no list of frames"),
+    (pickle.dumps({"segments": [], "device_traces": [[]]}), "is empty"),
+    (pickle.dumps({"segments": [], "device_traces": [[]] * 65}), "length <= 64"),
+    (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
 )
 def test_a_file_that_is_no_snapshot_is_refused_in_one_line(tmp_path, content, reason):
     assert reason in refusal(tmp_path / "s.pickle", content)
@@ -68,7 +66,7 @@ def test_a_torn_a_missing_and_a_too_large_file_are_refused(tmp_path, monkeypatch
     for size in (len(content) // 10, len(content) - 10):
         refusal(tmp_path / "torn.pickle", content[:size])
     for path in (tmp_path / "none.pickle", tmp_path):
-        with pytest.raises(UsageError, match=str(path)):
+        with usage_error(str(path)):
             read_snapshot(path)
     monkeypatch.setattr(snapshot, "MAX_FILE_BYTES", 1 << 10)
     assert "MiB" in refusal(tmp_path / "s.pickle", content)

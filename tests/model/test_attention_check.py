@@ -7,14 +7,13 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import pytest
 import torch
 from fit_process import bench
+from refusals import usage_error
 from tables import cases, flat
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lmbench.errors import UsageError
 from lmbench.fit.run import run
 from lmbench.model import attention_check
 from lmbench.model.attention import NaiveCore, Size, attention_kind, causal_mask
@@ -112,7 +111,7 @@ def _backward(ctx, grad):
 operator.register_autograd(_backward, setup_context=_keep)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@cases("causal", False, True)
 def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_too(causal, monkeypatch):
     monkeypatch.setattr(attention_check, "_BLOCK_ELEMENTS", 200)
     q, k, v, gradient = (torch.randn(2, 2, 23, 8, dtype=torch.float64) for _ in range(4))
@@ -133,8 +132,8 @@ def checked(function, dtype=torch.float32, **changes):
     return check_attention(attention_kind(f"test_attention_check:{name}"), replace(use, **changes))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("function", ["naive", "operator"])
+@cases("dtype", *TOLERANCES)
+@cases("function", "naive", "operator")
 def test_right_functions_are_within_the_tolerance_with_room(function, dtype):
     torch.manual_seed(4)
     expected = torch.rand(3)
@@ -156,7 +155,7 @@ def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own()
     result = checked("only_tens")
     assert (result.cases, len(result.refused)) == (3, 10)
     assert "batch 2, heads 3, seq 1, head_dim 16, causal" in result.refused
-    with pytest.raises(UsageError, match=r"raised at test_attention_check.py:\d+ in only_tens, for batch 1"):
+    with usage_error(r"raised at test_attention_check.py:\d+ in only_tens, for batch 1"):
         checked("only_tens", size=Size(1, 1, 41, 16))
 
 
@@ -170,7 +169,7 @@ wrong_gradient | in the gradient of k at
 nan | is off by inf in the
 """)
 def test_a_wrong_function_is_incorrect_in_its_output_or_else_in_a_gradient(function, line):
-    with pytest.raises(UsageError, match=line) as caught:
+    with usage_error(line) as caught:
         checked(function, torch.bfloat16)
     assert str(caught.value).startswith("incorrect: test_attention_check:")
     assert "allowed in bfloat16 is " in str(caught.value)
@@ -178,7 +177,7 @@ def test_a_wrong_function_is_incorrect_in_its_output_or_else_in_a_gradient(funct
 
 def test_a_function_that_takes_a_models_v_for_contiguous_is_wrong_in_the_model_alone():
     checked("takes_v_for_contiguous")
-    with pytest.raises(UsageError, match="incorrect: "):
+    with usage_error("incorrect: "):
         checked("takes_v_for_contiguous", is_strided=True)
 
 
@@ -194,7 +193,7 @@ fusd | module test_attention_check has no fusd; did you mean test_attention_chec
 no such | module test_attention_check has no no such
 """)
 def test_a_function_that_is_not_attention_is_refused_in_one_line(function, line):
-    with pytest.raises(UsageError, match=line):
+    with usage_error(line):
         checked(function)
 
 
@@ -207,7 +206,7 @@ def attention(function):
     return f"--model.attention=test_attention_check:{function}"
 
 
-@pytest.mark.parametrize("subject", [(*LAYER, "--trainer.compile.backend=aot_eager"), MODEL])
+@cases("subject", (*LAYER, "--trainer.compile.backend=aot_eager"), MODEL)
 def test_a_librarys_operator_is_checked_and_measured(subject, tmp_path, capsys):
     record = bench(tmp_path, *subject, attention("operator")).record
     assert record.model.attention == "test_attention_check:operator"

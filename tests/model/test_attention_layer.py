@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from fit_process import bench, statuses
+from tables import cases
 from torch.nn.attention.flex_attention import create_block_mask
 
 from lmbench.data.datamodule import ShapeData
@@ -19,8 +19,8 @@ from conftest import quiet_trainer
 LAYER = ("--model=lmbench.AttentionLayer", "--trainer.accelerator=cpu")
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
+@cases("causal", False, True)
+@cases("attention", "naive", "sdpa", "sdpa_flash", "sdpa_math")
 def test_gradients_are_those_of_the_fixed_output_gradient(attention, causal):
     layer = AttentionLayer(heads=2, head_dim=8, causal=causal, attention=attention, batch_size=2, context_length=11)
     quiet_trainer(max_steps=1).fit(layer, ShapeData(batch_size=2, context_length=11))
@@ -47,10 +47,11 @@ def test_a_run_has_phases_flops_and_saved_bytes_and_no_loss(tmp_path):
     assert math.isfinite(record.throughput.tokens_per_s)
 
 
-@pytest.mark.parametrize(
-    ("attention", "precision", "itemsize"),
-    [("sdpa", "32-true", 4), ("sdpa_flash", "64-true", 8)],
-)
+@cases("""
+- [attention, precision, itemsize]
+- [sdpa, 32-true, 4]
+- [sdpa_flash, 64-true, 8]
+""")
 def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, precision, itemsize, tmp_path):
     words = ["--data.context_length=64", "--data.batch_size=1", "--trainer.precision", precision]
     record = bench(tmp_path, *LAYER, "--model.attention", attention, *words).record
@@ -59,7 +60,7 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, p
     assert record.model.attention_backend == ("sdpa_flash" if attention == "sdpa" else None)
 
 
-@pytest.mark.parametrize("seq", [1, 128, 300])
+@cases("seq", 1, 128, 300)
 def test_the_block_mask_of_causal_flex_attention_is_what_pytorch_finds_from_all_scores(seq):
     mask = causal_block_mask(seq)
     expected = create_block_mask(lambda b, h, query, key: query >= key, None, None, seq, seq, device="cpu")

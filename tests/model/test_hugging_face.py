@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 from fit_process import bench, measure_here
+from refusals import usage_error
 from strangers import TokenModel
-from tables import stored
+from tables import cases, stored
 
 import lmbench
 
@@ -58,7 +59,7 @@ def test_a_token_counts_the_experts_that_it_takes_in_fp32_too():
     assert record.flops.per_token_flops == 3 * (2 * (attention + router + 2 * expert) + 2 * 32 * 100)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@cases("name", "mixtral", "qwen3_moe")
 def test_the_loss_that_balances_experts_is_part_of_the_loss_for_tokens_and_targets(name):
     """As in transformers' own loss for the same tokens."""
     tokens, targets = torch.randint(100, (2, 2, 8))
@@ -89,8 +90,8 @@ class Stranger(TokenModel):
         return super().training_step((batch["input_ids"], batch["input_ids"]))
 
 
-@pytest.mark.parametrize("kind", [dict, transformers.BatchEncoding])
-@pytest.mark.parametrize("make", [lambda: lmbench.HuggingFace(config=GPT2), lambda: Stranger(64)])
+@cases("kind", dict, transformers.BatchEncoding)
+@cases("make", lambda: lmbench.HuggingFace(config=GPT2), lambda: Stranger(64))
 def test_tokens_in_batches_of_input_ids_are_counted_for_every_module(make, kind):
     batch = kind({"input_ids": torch.randint(64, (2, 8)), "attention_mask": torch.ones(2, 8)})
     module = make()
@@ -101,9 +102,9 @@ def test_tokens_in_batches_of_input_ids_are_counted_for_every_module(make, kind)
         assert record.flops.per_token_flops == 3 * 2 * 8 * 64
 
 
-@pytest.mark.parametrize(("settings", "line"), KNOWN["mistakes"], ids=str)
+@cases("settings | line", *KNOWN["mistakes"], ids=str)
 def test_a_mistake_gets_one_line(settings, line):
-    with pytest.raises(lmbench.UsageError, match=line) as raised:
+    with usage_error(line) as raised:
         measure_here(lmbench.HuggingFace(**settings), (torch.zeros(2, 8),) * 3)
     assert "\n" not in str(raised.value)
 
@@ -115,5 +116,5 @@ def test_a_context_beyond_the_positions_gets_one_line(words, refused):
 
 def test_without_transformers_a_line_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(lmbench.UsageError, match="needs transformers, which is not installed: pip install"):
+    with usage_error("needs transformers, which is not installed: pip install"):
         lmbench.HuggingFace(config=LLAMA)

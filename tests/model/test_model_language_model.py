@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from refusals import usage_error
 from tables import cases
 
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -52,7 +52,7 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop
 - [foreach, null, true]
 - [loop, false, false]
 """)
-@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@cases("name", "AdamW", "SGD")
 def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, fused, foreach):
     settings = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}
     model, trainer, before, _ = trained("32-true", optimizer=name, optimizer_variant=variant, **settings)
@@ -68,7 +68,7 @@ def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, f
 OTHERS = "ASGD Adadelta Adafactor Adagrad Adam Adamax LBFGS torch.optim.Muon NAdam RAdam RMSprop Rprop"
 
 
-@pytest.mark.parametrize("name", OTHERS.split())
+@cases("name", *OTHERS.split())
 def test_every_optimizer_of_torch_trains_by_its_name(name):
     model, trainer, before, *_ = trained("32-true", 2, optimizer=name)
     assert not any(map(torch.equal, before, model.parameters()))
@@ -111,5 +111,5 @@ def test_resumed_parts_of_an_optimizer_have_its_momentum_and_its_groups(muon):
 
 
 def test_a_choice_that_there_is_not_is_refused_in_python_too():
-    with pytest.raises(UsageError, match="unknown fused_projections 'kv'; choose one of true, false, qkv"):
+    with usage_error("unknown fused_projections 'kv'; choose one of true, false, qkv"):
         LanguageModel(fused_projections="kv")

@@ -8,11 +8,11 @@ from itertools import permutations
 
 import pytest
 import torch
+from refusals import usage_error
 from tables import cases
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lmbench.errors import UsageError
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place, recomputed_flops
 from lmbench.kernels.names import part_of
 from lmbench.model.layers import RMSNorm, rope_tables
@@ -31,7 +31,7 @@ def batch(shape=SHAPE, seq=64):
 LAYERS = "attention.q attention.k attention.v attention.output ffn.gate ffn.up ffn.down attention_norm ffn_norm"
 
 
-@pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
+@cases("attention", "naive", "sdpa", "sdpa_flash", "sdpa_math")
 def test_the_network_is_transformers_llama(attention):
     """Logits, loss and every gradient agree with an independent rotation, norm, attention and feed-forward layer."""
     network = Transformer(SHAPE, 64, attention)
@@ -63,13 +63,7 @@ def test_norms_are_computed_in_float32():
     torch.testing.assert_close(RMSNorm(256)(x), expected.half(), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        SIZES["tiny"],
-        ModelShape(d_model=256, d_ff=512, num_layers=24, num_heads=4, vocab_size=2000),
-    ],
-)
+@cases("shape", SIZES["tiny"], ModelShape(d_model=256, d_ff=512, num_layers=24, num_heads=4, vocab_size=2000))
 def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape):
     torch.manual_seed(0)
     loss = Transformer(shape, context_length=64)(*batch(shape))
@@ -90,7 +84,7 @@ def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
 def test_shorter_sequences_run_and_longer_ones_are_refused():
     network = Transformer(SHAPE, context_length=32)
     assert network(*batch(seq=7)).isfinite()
-    with pytest.raises(UsageError, match="33 tokens is longer than the model's context_length 32"):
+    with usage_error("33 tokens is longer than the model's context_length 32"):
         network(*batch(seq=33))
 
 
@@ -141,10 +135,9 @@ def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_
             assert (gradients - plain_gradients).norm() < gradient_tolerance * plain_gradients.norm()
 
 
-@pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"first": 1}, {"group": 2}, {"group": 2, "nested": True}, {"keep": "attention"}, {"keep": "matmuls"}],
+@cases("attention", "naive", "sdpa_math", "sdpa_flash")
+@cases(
+    "settings", {}, {"first": 1}, {"group": 2}, {"group": 2, "nested": True}, {"keep": "attention"}, {"keep": "matmuls"}
 )
 def test_recomputed_flops_are_those_of_pytorchs_counter(settings, attention):
     network, options = Transformer(SHAPE, 64, attention), RecomputeOptions(**settings)
@@ -172,10 +165,8 @@ def test_networks_whose_projections_are_fused_in_other_ways_load_each_others_wei
         torch.testing.assert_close(source(*inputs), target(*inputs))
 
 
-@pytest.mark.parametrize("fused", [False, "qkv", True])
-@pytest.mark.parametrize(
-    ("attention", "inner"), [("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"})]
-)
+@cases("fused", False, "qkv", True)
+@cases("attention | inner", ("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"}))
 def test_every_module_that_computes_belongs_to_a_part(attention, inner, fused):
     network = Transformer(SHAPE, context_length=32, attention=attention, fused=fused)
     leaves = [name for name, module in network.named_modules() if name and not list(module.children())]

@@ -85,7 +85,7 @@ def losses(measured):
     return pytest.approx((measured.first_loss, measured.last_loss), rel=1e-6)
 
 
-@pytest.mark.parametrize("options", rows(OPTIONS))
+@cases("options", *rows(OPTIONS))
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     (bare, module), (trainer, trained) = (
         measure_control(arm, [*TINY, *options.split()]) for arm in ("bare", "trainer")
@@ -95,14 +95,14 @@ def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     assert (torch.get_default_dtype(), gc.isenabled()) == (torch.float32, True)
 
 
-@pytest.mark.parametrize("words", [[f"--model={__name__}.Named", f"--data={__name__}.FewNamed"], [SCHEDULED]])
+@cases("words", [f"--model={__name__}.Named", f"--data={__name__}.FewNamed"], [SCHEDULED])
 def test_the_bare_loop_takes_mappings_loaders_and_schedules_and_goes_on_with_the_next_epoch(words):
     words = [*WINDOW, *words]
     (bare, _), (trainer, _) = (measure_control(arm, words) for arm in ("bare", "trainer"))
     assert losses(bare) == (trainer.first_loss, trainer.last_loss)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@cases("strategy", "ddp", "fsdp2")
 def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp_path):
     words = [*TINY, "--trainer.devices=2", f"--trainer.strategy={strategy}"]
     words += ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.01"]
@@ -194,7 +194,11 @@ def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
 
 
 @pytest.mark.usefixtures("_fitted")
-@pytest.mark.parametrize(("round_index", "rounds"), [(1, None), (2, 2)])
+@cases("""
+- [round_index, rounds]
+- [1, null]
+- [2, 2]
+""")
 def test_an_interruption_leaves_the_answer_of_complete_rounds(round_index, rounds, monkeypatch, tmp_path):
     def measure(arm, options, folder, heard):
         if (folder.name, arm) == (f"harness-{round_index}", "harness"):

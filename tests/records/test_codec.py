@@ -21,21 +21,19 @@ def _json(**parts):
     return json.dumps({"schema_version": SCHEMA_VERSION, "outcome": "ok", **parts}).encode()
 
 
-@pytest.mark.parametrize(
-    ("parts", "line"),
-    [
-        *stored("damaged_records"),
-        ({"config": {"n": 10**400}}, "it has a number of more than 64 bits"),
-        ({"config": {"deep": json.loads("[" * 200 + "]" * 200)}}, "nested too deeply"),
-    ],
+@cases(
+    "parts | line",
+    *stored("damaged_records"),
+    ({"config": {"n": 10**400}}, "it has a number of more than 64 bits"),
+    ({"config": {"deep": json.loads("[" * 200 + "]" * 200)}}, "nested too deeply"),
 )
 def test_damage_names_the_field_that_does_not_fit_in_one_line(parts, line):
     with pytest.raises(DamagedRecord, match=rf"^.*{re.escape(line)}.*\Z"):
         decode_run(_json(**parts))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\0\0", b"\xff\xfe", b"[" * 100_000, b'"text"', b"[1]", b"null"])
-@pytest.mark.parametrize("decode", [decode_run, decode_step])
+@cases("data", b"", b"{", b"\0\0", b"\xff\xfe", b"[" * 100_000, b'"text"', b"[1]", b"null")
+@cases("decode", decode_run, decode_step)
 def test_data_that_is_not_a_record_is_damaged(decode, data):
     with pytest.raises(DamagedRecord, match=r"^.*\Z"):
         decode(data)

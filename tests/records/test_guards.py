@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 from runs import BASE, put
-from tables import stored
+from tables import cases, stored
 
 from lmbench.records.codec import as_dict
 from lmbench.records.guards import evaluate_guards
@@ -70,7 +70,7 @@ def test_a_healthy_run_passes_every_guard_without_advice():
     assert {(guard.status, guard.advice) for guard in guards_of().values()} == {("pass", "")}
 
 
-@pytest.mark.parametrize(("path", "value", "name", "status", "figure"), FAULTS)
+@cases("path | value | name | status | figure", *FAULTS)
 def test_a_planted_fault_is_judged_by_its_own_guard_alone(path, value, name, status, figure):
     guards = guards_of(**{"phases.step.trend_p": 0.001, path: value})
     (guard,) = (guard for guard in guards.values() if guard.status not in ("pass", "n/a"))
@@ -100,11 +100,10 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        *CASES["texts"],
-        *yaml.safe_load("""
+@cases(
+    "changes | expected",
+    *CASES["texts"],
+    *yaml.safe_load("""
 - [{skipped: [5, 25]}, "skipped_steps fail all 20 steps of the window were skipped, and there is no step time"]
 - [{skipped: [0, 25]}, "skipped_steps from the first step on: nothing was trained"]
 - [{skipped: [5, 7], precision: bf16-mixed}, skipped_steps warn 2 of 20; skipped_steps no loss]
@@ -121,8 +120,7 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
 - [{wall: 1.04, step_s: 0.01, device_type: cpu}, window_identity fail]
 - [{wall: 1.006, step_s: 0.1, device_type: cpu}, window_identity fail]
 """),
-        ({"device_type": "cpu", "times": [0.10] * 20 + [0.50] + [0.10] * 9}, "trend pass; spread outliers: 1"),
-    ],
+    ({"device_type": "cpu", "times": [0.10] * 20 + [0.50] + [0.10] * 9}, "trend pass; spread outliers: 1"),
 )
 def test_a_guards_status_message_and_advice_fit_its_figures(changes, expected):
     guards = guards_of(**changes)

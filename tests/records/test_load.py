@@ -7,9 +7,9 @@ import subprocess
 import tracemalloc
 
 import pytest
+from refusals import usage_error
 from tables import cases
 
-from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.measured import RunError
 from lmbench.records.process import boot_id, is_running, process_identity, process_start_s
@@ -51,15 +51,13 @@ def test_a_torn_last_line_is_ignored_and_any_other_unreadable_line_is_damage(fol
     assert _append(folder, data.encode("latin-1")) == (steps, damage and f"steps.jsonl: {damage}")
 
 
-@pytest.mark.parametrize(
-    ("make", "damage"),
-    [
-        (lambda path: None, "run.json is missing"),
-        (os.mkfifo, "run.json is not read: it is no regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "run.json is not read: 'run.json' leads out of its folder"),
-        (lambda path: path.write_bytes(b" " * 9 * MIB), "run.json is not read: it holds more than 8 MiB"),
-        (lambda path: path.write_bytes(b"\xff\xfe{}"), "run.json is damaged: it is no JSON"),
-    ],
+@cases(
+    "make | damage",
+    (lambda path: None, "run.json is missing"),
+    (os.mkfifo, "run.json is not read: it is no regular file"),
+    (lambda path: path.symlink_to("/dev/zero"), "run.json is not read: 'run.json' leads out of its folder"),
+    (lambda path: path.write_bytes(b" " * 9 * MIB), "run.json is not read: it holds more than 8 MiB"),
+    (lambda path: path.write_bytes(b"\xff\xfe{}"), "run.json is damaged: it is no JSON"),
 )
 def test_a_run_whose_run_json_cannot_be_read_is_damaged_and_keeps_its_steps(folder, make, damage):
     (folder.path / "run.json").unlink()
@@ -72,13 +70,13 @@ def test_a_run_whose_run_json_cannot_be_read_is_damaged_and_keeps_its_steps(fold
 
 def test_other_folders_and_results_of_another_version_are_refused(folder, tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UsageError, match="is no lmbench result"):
+        with usage_error("is no lmbench result"):
             load_run(path)
     (tmp_path / "run.json").write_text('{"name": "of somebody else"}')
-    with pytest.raises(UsageError, match="no schema_version"):
+    with usage_error("no schema_version"):
         load_run(tmp_path)
     folder.write_run(RunRecord(99, "ok"))
-    with pytest.raises(UsageError, match=rf"schema version 99, this lmbench reads {SCHEMA_VERSION};"):
+    with usage_error(rf"schema version 99, this lmbench reads {SCHEMA_VERSION};"):
         load_run(folder.path)
 
 
@@ -123,9 +121,9 @@ def test_runs_are_found_at_any_depth_once_and_sorted(tmp_path):
 
 def test_paths_without_results_are_refused(tmp_path):
     for path in (tmp_path / "absent", "a" * 5000, "a\0b"):
-        with pytest.raises(UsageError, match="does not exist"):
+        with usage_error("does not exist"):
             find_runs([path])
-    with pytest.raises(UsageError, match="holds no lmbench result"):
+    with usage_error("holds no lmbench result"):
         find_runs([tmp_path])
 
 

@@ -30,7 +30,7 @@ def test_a_single_fall_is_the_whole_drift_and_no_more():
     assert summarize([0.010] * 3 + [0.005] * 3).trend_fraction == pytest.approx(-0.5)
 
 
-@pytest.mark.parametrize("n", [101, 1234, 10_000])
+@cases("n", 101, 1234, 10_000)
 def test_trend_of_a_long_series_is_found_by_blocks(n):
     values = 1.0 + 0.05 * np.arange(n) / (n - 1) + np.random.default_rng(0).normal(0, 0.01, n)
     summary = summarize(values.tolist())

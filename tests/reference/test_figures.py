@@ -7,7 +7,7 @@ import pytest
 from figures import has_figures, read_rows, tables_of, without_row
 from paths import ROOT
 from runs import make_sweep
-from tables import flat
+from tables import cases, flat
 
 from lmbench.cli import main
 from lmbench.precision import named_gpu
@@ -23,12 +23,12 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
+@cases("name", *PAGES)
 def test_every_table_of_a_page_of_the_reference_has_its_rows(name):
     assert without_row(PAGES[name], ROWS) <= BY_HAND.get(name, set())
 
 
-@pytest.mark.parametrize("name", PAGES)
+@cases("name", *PAGES)
 def test_a_published_page_names_the_one_commit_of_its_rows(name):
     if "--publish" not in PAGES[name]:
         pytest.skip("made by hand, before there was `report --publish`")
@@ -169,7 +169,11 @@ def test_publish_does_not_object_to_a_run_that_was_stopped_before_it_read_its_co
     assert "commit" not in text
 
 
-@pytest.mark.parametrize(("module", "is_committed"), [("lmbench.model.LanguageModel", True), ("mine.Model", False)])
+@cases("""
+- [module, is_committed]
+- [lmbench.model.LanguageModel, true]
+- [mine.Model, false]
+""")
 def test_a_folder_without_commits_is_an_objection_only_to_code_that_may_lie_there(
     module, is_committed, tmp_path, printed
 ):

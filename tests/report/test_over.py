@@ -13,15 +13,12 @@ import pytest
 import yaml
 from repository import git
 from runs import BASE, make_run, make_sweep
-from tables import csv_of, flat
+from tables import cases, csv_of, flat
 
 from lmbench.records.statistics import level_changes
 
 
-@pytest.mark.parametrize(
-    "levels",
-    yaml.safe_load("[[[5, 1.0], [5, 1.05]], [[4, 1.0], [4, 1.05], [4, 1.0]], [[9, 1.0], [1, 1.2]]]"),
-)
+@cases("levels", *yaml.safe_load("[[[5, 1.0], [5, 1.05]], [[4, 1.0], [4, 1.05], [4, 1.0]], [[9, 1.0], [1, 1.2]]]"))
 def test_planted_levels_are_found_with_their_size(levels):
     rng = random.Random(2)
     changes = level_changes([level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)])
@@ -31,7 +28,7 @@ def test_planted_levels_are_found_with_their_size(levels):
         assert change.point == pytest.approx(after / before, abs=0.02)
 
 
-@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@cases("tails", "normal", "heavy")
 def test_at_most_a_few_in_a_hundred_series_of_noise_show_a_change(tails):
     rng = np.random.default_rng(3)
     for count in (4, 8, 30):
@@ -62,7 +59,11 @@ def test_one_of_two_values_now_and_then_is_noise_and_a_change_is_still_found():
     assert found.count([20]) > 90
 
 
-@pytest.mark.parametrize(("count", "most"), [(20, 45), (50, 12)])
+@cases("""
+- [count, most]
+- [20, 45]
+- [50, 12]
+""")
 def test_a_single_outlier_is_no_change_and_a_change_is_still_found(count, most):
     """Beside the 5 % of series that any noise may give; without the replacement 59 and 100 % of 300 show one."""
     rng = np.random.default_rng(977)
@@ -78,9 +79,8 @@ COMMITS = [f"{number:02x}" * 20 for number in range(1, 11)]
 
 
 @pytest.fixture
-def history(tmp_path, monkeypatch):
+def history(here, monkeypatch):
     """Ten commits with three runs each of two configurations; from the seventh on one is 6 % slower, and holds more."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")
     rng = random.Random(5)
     for index, commit in enumerate(COMMITS):
@@ -98,10 +98,10 @@ def history(tmp_path, monkeypatch):
             }
             # The length of the window makes no other configuration.
             settings = {"model.size": size, "measure.min_window_s": index + 1.0}
-            make_run(tmp_path / "results" / f"{size}-{index}-{repeat}", settings, changes)
+            make_run(here / "results" / f"{size}-{index}-{repeat}", settings, changes)
     # Neither of these has a time to show.
-    make_run(tmp_path / "results" / "broken", {"model.size": "small"}, {"outcome": "error"})
-    make_run(tmp_path / "results" / "profiled", {"model.size": "small"}, {"is_profiled": True})
+    make_run(here / "results" / "broken", {"model.size": "small"}, {"outcome": "error"})
+    make_run(here / "results" / "profiled", {"model.size": "small"}, {"is_profiled": True})
 
 
 def test_a_configuration_is_shown_over_commits_with_its_change_points(history, printed):
@@ -122,9 +122,8 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     assert "large:" not in text
 
 
-def test_revisions_of_one_sweep_are_followed_in_the_order_of_its_file(tmp_path, monkeypatch, printed, refused):
+def test_revisions_of_one_sweep_are_followed_in_the_order_of_its_file(here, printed, refused):
     """The environments of a sweep are its commits; over time each of them is a configuration of its own."""
-    monkeypatch.chdir(tmp_path)
     names = ["bb", "dd", "aa", "cc"]
 
     def change(run, repeat):
@@ -136,7 +135,7 @@ def test_revisions_of_one_sweep_are_followed_in_the_order_of_its_file(tmp_path, 
             "environment": BASE["environment"] | {"code": {"project": {"commit": name * 20, "is_dirty": False}}},
         }  # fmt: skip
 
-    make_sweep(tmp_path / "s", [{"environment": name} for name in names], repeats=3, change=change)
+    make_sweep(here / "s", [{"environment": name} for name in names], repeats=3, change=change)
     assert [row["environment"] for row in csv_of(printed("report", "s", "--format=csv"))] == names
     rows = csv_of(printed("report", "s", "--over=commit", "--format=csv"))
     assert [row["commit"] for row in rows] == [(name * 20)[:9] for name in names]
@@ -144,8 +143,7 @@ def test_revisions_of_one_sweep_are_followed_in_the_order_of_its_file(tmp_path, 
     assert "no configuration was measured at two of them" in refused("report", "s", "--over=time")
 
 
-def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, printed):
-    monkeypatch.chdir(tmp_path)
+def test_commits_are_in_the_order_of_their_history(here, printed):
     git("init", "-q")
     for _ in range(3):
         # A rebase commits a whole series in one second.
@@ -154,17 +152,16 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, printe
     # The oldest was measured last.
     for hour, commit in enumerate((commits[1], commits[2], commits[0])):
         revision = {"environment.code.project.commit": commit, "environment.code.project.is_dirty": False}
-        make_run(tmp_path / "r" / str(hour), {}, {"started_at": f"2026-11-09T0{hour}:00:00+00:00", **revision})
+        make_run(here / "r" / str(hour), {}, {"started_at": f"2026-11-09T0{hour}:00:00+00:00", **revision})
     drawn = re.findall("|".join(commits), printed("report", "r", "--over=commit", "--format=svg"))
     assert drawn[:3] == commits
 
 
-def test_a_trial_of_a_search_leaves_out_no_run_of_another_sweep(tmp_path, monkeypatch, printed):
-    monkeypatch.chdir(tmp_path)
+def test_a_trial_of_a_search_leaves_out_no_run_of_another_sweep(here, printed):
     for commit, name in zip(COMMITS, ("a_search", "b", "c"), strict=False):
         revision = {"environment.code.project": {"commit": commit, "is_dirty": False}}
         search = {"sweep.search": "trial"} if name == "a_search" else {}
         changes = revision | search
-        make_sweep(tmp_path / "r" / name, {"data.batch_size": [4]}, change=lambda *_, changes=changes: changes)
+        make_sweep(here / "r" / name, {"data.batch_size": [4]}, change=lambda *_, changes=changes: changes)
     rows = csv_of(printed("report", "r", "--over=commit", "--format=csv"))
     assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS[1:3]]

@@ -8,7 +8,6 @@ import io
 import json
 import re
 
-import pytest
 from markdown_it import MarkdownIt
 from tables import cases
 
@@ -94,7 +93,7 @@ def test_latex_escapes_its_special_characters():
     assert r"$-$3 .. $-$1 of x-1 \\" in text
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form != "svg"])
+@cases("form", *[form for form in FORMATS if form != "svg"])
 def test_no_format_lets_text_act_as_markup_or_control_characters(form):
     evil = "\x1b[31m</script><img src=x> ![p](http://x) \u0007"
     text = render(Answer([Line("run", evil)], [Table("t", evil, [Column(evil)], [[evil]])], title=evil), form)

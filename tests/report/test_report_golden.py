@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from report_golden import CASES
+from tables import cases
 
 from conftest import check_golden
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases("name", *CASES)
 def test_tables_equal_their_golden_files(name, tmp_path, printed):
     text = printed("report", *CASES[name](tmp_path), "--format=markdown")
     check_golden(f"report_{name}.md", text.replace(str(tmp_path), "FOLDER"))

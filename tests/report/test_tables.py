@@ -92,7 +92,7 @@ def published(column, *cells):
     return {source: of_cell[frame.cells[0]] for source, of_cell in figures.items() if frame.cells[0] in of_cell}
 
 
-@pytest.mark.parametrize(("column", "cell", "other", "source", "value"), PUBLISHED["beside"])
+@cases("column | cell | other | source | value", *PUBLISHED["beside"])
 def test_a_published_figure_stands_only_beside_cells_that_it_can_be_compared_with(column, cell, other, source, value):
     figure = published(column, CELLS[cell] | other).get(source)
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
@@ -112,7 +112,7 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, prin
     assert "reference    it has no figure of these configurations" in printed("report", mine, "--reference", theirs)
 
 
-@pytest.mark.parametrize("page", ["h200_flagship", "h200_precision"])
+@cases("page", "h200_flagship", "h200_precision")
 def test_a_cards_name_stands_for_all_of_its_pages(page):
     row, *_ = csv_of((FOLDER / f"{page}.csv").read_text())
     cell = MeasuredCell([], {name: row[name] for name in FACT if row.get(name)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from runs import make_sweep, rows_of, table_of
+from runs import make_sweep
 from tables import cases, rows
 
 from lmbench.catalogue import make_catalogue
@@ -76,19 +76,6 @@ loss.last | last loss | nat
 """):
         column = catalogue.column(name)
         assert (column.title, column.unit.word) == (title, unit)
-
-
-def test_a_number_that_a_pass_alone_records_is_a_column_beside_the_times(swept):
-    columns = ["step_s", "memory_history.peak_allocated_bytes", "kernels.phases.step.kernel_s", "rooms.mine.n"]
-    recorded = {
-        "memory": {"memory_history.peak_allocated_bytes": 2**30, "phases.step.mean_s": 9.0},
-        "kernels": {"kernels.phases.step.kernel_s": 0.25, "is_profiled": True}, "timing": {"rooms.mine.n": 3},
-    }  # fmt: skip
-    axes = {"pass": [*recorded]}
-    view, change = table_of(*columns), lambda run, _: recorded[run["sweep"]["axes"]["pass"]]
-    (row,) = rows_of(swept(axes, view=view, change=change))
-    assert [row.get(name) for name in columns[1:]] == [2**30, 0.25, 3]
-    assert row["step_s"] < 9.0
 
 
 @cases(

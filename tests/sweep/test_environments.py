@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from refusals import usage_error
 from repository import git
 from tables import flat
 
 import lmbench
 from lmbench.cli import main
-from lmbench.errors import UsageError
 from lmbench.sweep.environments import resolve
 from lmbench.sweep.file import EnvironmentSpec
 
@@ -62,7 +62,7 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
         assert f"revision {number}" in origin_of(environment, "mine").read_text()
         assert environment.spec.revision == git("rev-parse", revision, folder=tree)
         assert git("rev-parse", "HEAD", folder=environment.folder) == environment.spec.revision
-    with pytest.raises(UsageError, match=r"environment x: 'nowhere' is no revision of [^()]*; `git log --all`"):
+    with usage_error(r"environment x: 'nowhere' is no revision of [^()]*; `git log --all`"):
         at("nowhere")
     assert before == state()
     (environment.folder / "src" / "mine.py").write_text("broken")
@@ -74,7 +74,7 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
     assert "revision 1" in origin_of(within, "mine").read_text()
     Path("new").mkdir()
     monkeypatch.chdir("new")
-    with pytest.raises(UsageError, match=r"environment x: its revision has no folder 'src/new'; start from"):
+    with usage_error(r"environment x: its revision has no folder 'src/new'; start from"):
         at("HEAD")
 
 

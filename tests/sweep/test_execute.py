@@ -50,7 +50,7 @@ def by_layers(*endings):
     return SimulatedServers(lambda name: (endings or ["ok"] * 3)[int((layers.findall(name) or [1])[0]) - 1])
 
 
-@pytest.mark.parametrize("ending", ROWS)
+@cases("ending", *ROWS)
 def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
     sweep(tmp_path, by_layers(ending), ONE)
     (run,) = records(tmp_path).values()
@@ -114,7 +114,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     assert json.loads(path.read_text())["sweep"] == {**place, "cost": None}
 
 
-@pytest.mark.parametrize("left", ["{", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])
+@cases("left", "{", '{"schema_version": 1, "outcome": "running", "pid": 1}', None)
 def test_a_run_that_a_kill_left_half_done_is_repeated(left, tmp_path, capsys):
     servers, again = by_layers(), by_layers()
     sweep(tmp_path, servers, ONE)
@@ -183,7 +183,7 @@ SIDES = {"sides": {"A": {}, "B": {"model.num_layers": 2}}, "repeats": 2}
 
 
 def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_path, capsys):
-    together = SimulatedServers(lambda name: "ok")
+    together = SimulatedServers()
     sweep(tmp_path / "fits", together, SIDES)
     pairs = [[together.launches[name] for name in names] for names in together.rounds if names]
     # Both ends of a pipe go to the two processes of a round.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from refusals import usage_error
 from simulated_cells import SimulatedServers, sweep
 from tables import cases
 
@@ -24,7 +25,7 @@ ONE = {"matrix": {"data.batch_size": [1]}, "repeats": 1}
 
 def go_on(tmp_path):
     """Begin a sweep of one run here, or go on with it. Returns the names of the runs measured now."""
-    servers = SimulatedServers(lambda name: "ok")
+    servers = SimulatedServers()
     sweep(tmp_path, servers, ONE)
     return servers.started
 
@@ -61,13 +62,13 @@ def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_s
     assert (f"was still running: process {sleeper.pid} {told}" in err) == (told is not None)
 
 
-@pytest.mark.parametrize("plant", [os.link, os.symlink, lambda _, path: os.mkfifo(path)], ids=["hard", "soft", "pipe"])
+@cases("plant", os.link, os.symlink, lambda _, path: os.mkfifo(path), ids=["hard", "soft", "pipe"])
 def test_a_lock_that_lies_elsewhere_is_neither_emptied_nor_written_to(plant, run, tmp_path):
     (tmp_path / "private").write_text("mine")
     lock = run.parents[1] / ".lock"
     lock.unlink()
     plant(tmp_path / "private", lock)
-    with pytest.raises(UsageError, match="cannot be written"):
+    with usage_error("cannot be written"):
         go_on(tmp_path)
     assert (tmp_path / "private").read_text() == "mine"
 
@@ -77,7 +78,7 @@ def test_a_folder_behind_a_link_is_neither_written_nor_run(run, tmp_path):
     link.rename(elsewhere)
     link.symlink_to(elsewhere)
     before = sorted(elsewhere.rglob("*"))
-    with pytest.raises(UsageError, match="is a link; remove it"):
+    with usage_error("is a link; remove it"):
         go_on(tmp_path)
     assert sorted(elsewhere.rglob("*")) == before
 
@@ -100,8 +101,8 @@ nothing to run: [{base: {}}, {}, null]
 """)
 
 
-@pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
-@pytest.mark.parametrize("what", FOREIGN)
+@cases("words", ["sweep"], ["sweep", "--dry_run"], ["compare", "--run"])
+@cases("what", *FOREIGN)
 def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(what, words, here, refused):
     file, config, shown = FOREIGN[what]
     Path("evil.py").write_text("open('ran', 'w')")
@@ -143,7 +144,7 @@ def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run
     assert read_sweep_folder(folder, trusts=True).repeats == 2
     assert refusal() is None
     copy = shutil.copytree(folder, tmp_path / "copy")
-    with pytest.raises(UsageError, match="--trust"):
+    with usage_error("--trust"):
         read_sweep_folder(copy)
     # For another user, or one without a home.
     monkeypatch.setenv("XDG_STATE_HOME", "moved")

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from simulated_cells import SimulatedServers, records, sweep
+from tables import cases
 
 from lmbench.report.groups import read_groups
 from lmbench.sweep.execute import seek
@@ -29,8 +30,8 @@ def search(where, limit, beyond="oom", predict=lambda cell, option: None, **cont
     return tried, {parts(name)[:2]: run.sweep.search for name, run in records(where).items() if name.endswith("r0")}
 
 
-@pytest.mark.parametrize("first", [1, 7, 64, 10_000])
-@pytest.mark.parametrize("border", [0, 1, 63, 64, 999, 1000])
+@cases("first", 1, 7, 64, 10_000)
+@cases("border", 0, 1, 63, 64, 999, 1000)
 def test_the_border_is_found_to_a_hundredth_from_any_start_and_soon_from_a_good_one(border, first):
     fits = {}
 
@@ -44,7 +45,7 @@ def test_the_border_is_found_to_a_hundredth_from_any_start_and_soon_from_a_good_
     assert len(fits) <= (2 if first == 64 and border in (63, 64) else 25)
 
 
-@pytest.mark.parametrize("beyond", ["oom", "retries"])
+@cases("beyond", "oom", "retries")
 def test_each_cell_finds_its_own_border_and_is_measured_there_as_often_as_asked(beyond, tmp_path):
     tried, states = search(tmp_path, {1: 12, 2: 5}, beyond, lambda cell, option: 8, repeats=3)
     assert [value for value, _ in tried[1]][:2] == [8, 9]

@@ -183,7 +183,11 @@ def test_processes_share_hash_seed_and_addresses_within_a_round_and_differ_betwe
     assert all(a != b for a, b in zip(rounds[0][0], rounds[1][0], strict=True)), rounds
 
 
-@pytest.mark.parametrize(("cores", "servers"), [(8, 6), (1, 2)])
+@cases("""
+- [cores, servers]
+- [8, 6]
+- [1, 2]
+""")
 def test_each_round_of_a_comparison_has_a_server_of_its_own_where_cores_are_idle(cores, servers, tmp_path):
     machine, pids, counts = Machine(tmp_path, environment(tmp_path), cores=cores), set(), []
     machine.is_hasty = True

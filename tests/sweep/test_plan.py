@@ -137,7 +137,7 @@ sweep what is no YAML: ["a: b\n  c: d\n", {}]
 """)
 
 
-@pytest.mark.parametrize("what", WRONG)
+@cases("what", *WRONG)
 def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, here, refused):
     text, lines = WRONG[what]
     (here / "mine.yaml").write_text(text)

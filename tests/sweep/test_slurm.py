@@ -132,7 +132,11 @@ def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(study, 
     )
 
 
-@pytest.mark.parametrize(("missing", "line"), [("sbatch", "there is no SLURM here"), ("submitit", "needs submitit")])
+@cases("""
+- [missing, line]
+- [sbatch, there is no SLURM here]
+- [submitit, needs submitit]
+""")
 def test_a_missing_program_is_reported_in_one_line(missing, line, study, monkeypatch, refused):
     monkeypatch.setattr("shutil.which", lambda name: None if name == missing else f"/usr/bin/{name}")
     monkeypatch.setitem(sys.modules, "submitit", None)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from tables import cases
 from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
 
@@ -104,7 +105,11 @@ def going_on_after(count, folder, process):
     return wait_for(going_on, 120)[0]
 
 
-@pytest.mark.parametrize(("asked", "probe_steps"), [({}, [5, None]), ({"measure.probe_steps": 1}, [1, 1])])
+@cases("""
+- [asked, probe_steps]
+- [{}, [5, null]]
+- [{measure.probe_steps: 1}, [1, 1]]
+""")
 def test_later_repeats_take_no_probe_steps_unless_the_file_asks_for_them(asked, probe_steps, sweep, tmp_path):
     base = {**yaml.safe_load(BASE)["base"], "measure.probe_steps": None, **asked}
     base = {name: value for name, value in base.items() if value is not None}

@@ -78,7 +78,7 @@ class Engine:
 def study(here, monkeypatch):
     """A study file with simulated processes. Returns the engine's class, and the servers that record the processes."""
     Path("study.yaml").write_text(STUDY)
-    servers = SimulatedServers(lambda name: "ok")
+    servers = SimulatedServers()
     monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
     monkeypatch.setattr(tasks, "_POLL_S", 0.0)
     # A task replaces its process by `lmbench sweep`. Here that runs in this process.

@@ -94,7 +94,7 @@ def test_wandbs_own_switch_asks_for_offline_and_only_takes_away(monkeypatch, swi
     assert WandbSettings(mode=asked or None).filing().mode == mode
 
 
-@pytest.mark.parametrize("host", [None, "api.wandb.ai", "wandb.example.org:8080", "github.com"])
+@cases("host", None, "api.wandb.ai", "wandb.example.org:8080", "github.com")
 def test_with_a_key_runs_are_written_offline(host, tmp_path, monkeypatch):
     home = tmp_path / "home"
     (home / ".config" / "wandb").mkdir(parents=True)

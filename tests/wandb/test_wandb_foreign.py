@@ -7,7 +7,7 @@ import json
 
 import pytest
 from runs import write_result
-from tables import stored
+from tables import cases, stored
 from wandb_loopback import Server, replace_wandb
 
 from lmbench.cli import main
@@ -32,7 +32,7 @@ def _foreign(tmp_path):
     return files
 
 
-@pytest.mark.parametrize("link", ["wandb", "wandb/offline-run-9"])
+@cases("link", "wandb", "wandb/offline-run-9")
 def test_wandbs_folder_behind_a_link_is_neither_cleared_nor_sent(link, tmp_path, sent, capsys):
     foreign = _foreign(tmp_path)
     result = write_result(tmp_path / "results")
@@ -61,7 +61,7 @@ def test_an_artifact_holds_the_results_own_files_only(tmp_path):
 DESTINATIONS = stored("wandb_destinations")
 
 
-@pytest.mark.parametrize(("filed", "settings", "words", "goes"), DESTINATIONS)
+@cases("filed | settings | words | goes", *DESTINATIONS)
 def test_a_record_does_not_choose_where_it_goes(filed, settings, words, goes, tmp_path, sent, monkeypatch, capsys):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from runs import write_result
+from tables import cases
 from wandb_loopback import PLANTED_KEY, Server, SilentServer
 
 from lmbench.cli import main
@@ -124,13 +125,11 @@ def test_a_missing_wandb_is_reported_and_the_run_is_written_later(tmp_path, monk
     assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("part", "raised", "is_interrupted", "said"),
-    [
-        ("write", KeyboardInterrupt(), False, "W&B got nothing of this run: stopped"),
-        ("sync", WandbProblem("the server is\nnot there"), False, "not uploaded to W&B: the server is not there"),
-        ("sync", AssertionError("sent"), True, "not uploaded to W&B: the run was interrupted"),
-    ],
+@cases(
+    "part | raised | is_interrupted | said",
+    ("write", KeyboardInterrupt(), False, "W&B got nothing of this run: stopped"),
+    ("sync", WandbProblem("the server is\nnot there"), False, "not uploaded to W&B: the server is not there"),
+    ("sync", AssertionError("sent"), True, "not uploaded to W&B: the run was interrupted"),
     ids=["a second Ctrl-C", "no server", "interrupted"],
 )
 def test_every_fault_of_w_and_b_is_one_line_with_the_command_that_uploads_later(
