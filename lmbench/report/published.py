@@ -120,6 +120,9 @@ def _figures_of(path: Path, name: str) -> Iterator[_Figure]:
                 return
             raise UsageError(f"--reference {name} is no report's table; {advice}")
         for row in reader:
+            if path.parent == FOLDER and row.get("tail_loss"):
+                # The trainings of our study of convergence also take the norm of their gradients.
+                continue
             stated = {fact: row[fact] for fact in FACT.keys() - _CIRCUMSTANCES if row.get(fact)}
             # Rows of other commands' answers state no configuration. All columns would double each table.
             for column in KNOWN_BY if stated else ():
