@@ -262,7 +262,7 @@ class RunRecorder(Observer):
             ending = self._judge(exception)
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probe steps take more memory than the window, which was complete before them.
-                session.run.probe.error = ending.error
+                self.run.probe.error = ending.error
                 ending = COMPLETE
             self.close(ending)
 

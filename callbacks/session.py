@@ -381,7 +381,6 @@ class MeasurementSession(LeanCallback):
             while self.steps_done < self.schedule.warmup_steps or not self._is_pace_steady():
                 yield
         self._open_window()
-        yield
         while not self._is_window_complete():
             yield
         self._close_window()

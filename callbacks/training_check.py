@@ -154,7 +154,7 @@ class TrainingCheck(Observer):
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         # Mode `forward` has no gradients, though Lightning calls the hook.
         if gradients:
-            session.run.warmup.gradient_norm = float(total_norm(gradients)) / self._remaining_scale(optimizer)
+            self.run.warmup.gradient_norm = float(total_norm(gradients)) / self._remaining_scale(optimizer)
 
     def _check(self, names: Iterable[str], optimizer: Optimizer | None = None) -> None:
         taken, scale = norms({name: self._trainable[name].grad for name in names}), self._remaining_scale(optimizer)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmbench.errors import UsageError, tell, unknown
+from lmbench.errors import UsageError, check_known, tell, unknown
 from lmbench.masking import masked_message, one_line, shown, shown_json
 from lmbench.records.codec import indented_json
 from lmbench.records.vocabulary import Values
@@ -41,8 +41,8 @@ class Output:
     all: bool = False
 
     def __post_init__(self) -> None:
-        if self.format is not None and self.format not in FORMATS:
-            raise unknown("--format", self.format, FORMATS)
+        if self.format is not None:
+            check_known("--format", self.format, FORMATS)
         if self.output is not None and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
             raise UsageError(f"--output {str(self.output)!r} cannot be written; name a file in a folder that exists")
         if self.format is None and self.ending not in ("", *_FORMS):
@@ -90,8 +90,7 @@ def _chosen(answer: Answer, output: Output) -> Answer:
     """The part of the answer that the options ask for."""
     names = list(dict.fromkeys(table.name for table in answer.all_tables()))
     if output.table:
-        if output.table not in names:
-            raise unknown("--table", output.table, names)
+        check_known("--table", output.table, names)
         tables = [table for table in answer.all_tables() if table.name == output.table]
         return Answer(tables=tables, title=answer.title)
     if output.all or output.form != "terminal":
