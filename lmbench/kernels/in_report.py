@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import fmean
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
+from lmbench.records.examined import KernelSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
@@ -14,7 +16,7 @@ from lmbench.report.answer import Cell
 from lmbench.report.columns import CHANGE, STEP, Quantity
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame, MeasuredCell
-from lmbench.report.run import what_sets
+from lmbench.report.run import largest_saving, path_cause
 from lmbench.report.units import MS, PERCENT, Unit
 from lmbench.report.view import Feature
 
@@ -59,6 +61,26 @@ def _top_other(_frame: Frame, cell: MeasuredCell) -> Cell | None:
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
+def _path_share(cell: MeasuredCell, find: Callable[[KernelSummary], tuple[str, float] | None]) -> Cell | None:
+    for run in cell.runs:
+        kernels = run.record.kernels if run.outcome == "ok" else None
+        found = find(kernels) if kernels is not None else None
+        if kernels is not None and kernels.path_s and found is not None:
+            words, time_s = found
+            return Cell(time_s / kernels.path_s, text=f"{words} {units.percent(time_s / kernels.path_s)}")
+    return None
+
+
+def _cause(_frame: Frame, cell: MeasuredCell) -> Cell | None:
+    """What takes most of the chain that sets the step, and its share of the chain."""
+    return _path_share(cell, path_cause)
+
+
+def _saving(_frame: Frame, cell: MeasuredCell) -> Cell | None:
+    """The change that would save most of the chain that sets the step, and its share of the chain."""
+    return _path_share(cell, largest_saving)
+
+
 #: The option of a run that makes a what-if true, and its value for the run that the prediction starts from.
 WHAT_IF, NOTHING_CHANGED = "measure.what_if", "nothing"
 
@@ -89,6 +111,8 @@ def _prediction_error(frame: Frame, cell: MeasuredCell) -> float | None:
     return predicted_s / fmean(steps_s) - 1 if predicted_s and steps_s else None
 
 
+#: A share whose cell is a name and the share.
+NAMED_SHARE = Unit(units.percent_number, scale=100.0)
 _RATIO = "softmax_matmul_time_ratio"
 #: Views show the record's other numbers by their dotted names.
 COLUMNS: tuple[Quantity, ...] = (
@@ -96,10 +120,9 @@ COLUMNS: tuple[Quantity, ...] = (
         Quantity(f"{span}_matmul_fraction", f"matmul, {span}", f"kernels.phases.{span}.matmul_fraction", PERCENT)
         for span in SHARED_SPANS
     ),
-    Quantity(
-        "top_other_fraction", "top kernel but matmul", _top_other,
-        Unit(units.percent_number, scale=100.0), None,
-    ),
+    Quantity("top_other_fraction", "top kernel but matmul", _top_other, NAMED_SHARE, None),
+    Quantity("path_cause_fraction", "sets the traced step", _cause, NAMED_SHARE, None),
+    Quantity("path_saving_fraction", "would save most", _saving, NAMED_SHARE, None),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
     Quantity("step_prediction_error_fraction", "predicted - step", _prediction_error, CHANGE, None),
     Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
@@ -124,15 +147,10 @@ COLUMNS: tuple[Quantity, ...] = (
 )  # fmt: skip
 
 
-def _path_or_reason(cell: MeasuredCell) -> list[str]:
-    """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
-    reasons = [
-        run.record.kernels.reason for run in cell.ok if run.record.is_profiled and run.record.kernels is not None
-    ]
-    paths = [
-        what_sets(run.record.kernels) for run in cell.runs if run.outcome == "ok" and run.record.kernels is not None
-    ]
-    return list(dict.fromkeys(filter(None, [*paths, *reasons])))
+def _reasons(cell: MeasuredCell) -> list[str]:
+    """The reasons why a profiled cell has no kernels to show, each once."""
+    kernels = [run.record.kernels for run in cell.ok if run.record.is_profiled]
+    return list(dict.fromkeys(summary.reason for summary in kernels if summary is not None and summary.reason))
 
 
-KERNELS = Feature(columns=COLUMNS, row_notes=_path_or_reason)
+KERNELS = Feature(columns=COLUMNS, row_notes=_reasons)

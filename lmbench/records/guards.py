@@ -181,7 +181,7 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     )
     is_incomplete, error = _lacks(probe.is_complete) if has_ended else None, probe.error
     yield make_guard("probe_steps", is_incomplete, variant="error" if error else "", phase=error and error.phase)
-    if not wall_s or not count or total_s is None:
+    if not wall_s or not count or total_s is None or run.is_profiled:
         yield make_guard("window_identity", None)
     else:
         others = _other_processes(run) or 0
@@ -233,7 +233,8 @@ def busy_machine(run: RunRecord) -> Guard:
 
 def _step_times(run: RunRecord) -> Iterator[Guard]:
     """Guards of the step times' trend and spread, of time outside all phases, and of hidden synchronizes."""
-    step = run.step
+    # A profiler slows the steps, by more or less each time, and takes memory for its events: no table has their times.
+    step = PhaseSummary() if run.is_profiled else run.step
     drift, chance = step.trend_fraction or 0.0, step.trend_p
     variant = ""
     if chance is not None and chance < TREND_P:

@@ -358,20 +358,32 @@ def _cost(run: RunRecord) -> list[Line]:
     return labelled("cost", f"{1e9 * price:,.2f} for 10^9 tokens", devices)
 
 
-def what_sets(kernels: KernelSummary) -> str:
-    """One sentence on what takes most of the chain that sets the step, and on the change that saves most of it.
-
-    Empty without a path. Other recorded what-ifs, such as half the layers, bound what the tuner's axes can save.
-    """
+def path_cause(kernels: KernelSummary) -> tuple[str, float] | None:
+    """What takes most of the chain that sets the step, and its seconds; None without a path."""
     if not kernels.path or not kernels.path_s:
-        return ""
+        return None
     name, time_s = next(iter(kernels.path.items()))
-    cause = name.removesuffix("_s").replace("_", " ")
-    taken = f"{milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms"
-    text = f"{cause} takes {taken} of the chain that sets the step"
+    return name.removesuffix("_s").replace("_", " "), time_s
+
+
+def largest_saving(kernels: KernelSummary) -> tuple[str, float] | None:
+    """The change that would save most of the step, and its seconds; None where no change saves any.
+
+    Other recorded what-ifs, such as half the layers, bound what the tuner's axes can save.
+    """
     changes = [(change_s, words) for words, change_s in kernels.what_if.items() if words in WHAT_IFS]
     change_s, words = min(changes, default=(0.0, ""))
-    return f"{text}; {words} would save {milliseconds(-change_s)} ms" if change_s < 0 else text
+    return (words, -change_s) if change_s < 0 else None
+
+
+def what_sets(kernels: KernelSummary) -> str:
+    """One sentence on what takes most of the chain that sets the step, and on the change that saves most of it."""
+    cause, saving = path_cause(kernels), largest_saving(kernels)
+    if cause is None:
+        return ""
+    taken = f"{milliseconds(cause[1])} of {milliseconds(kernels.path_s)} ms"
+    text = f"{cause[0]} takes {taken} of the chain that sets the step"
+    return f"{text}; {saving[0]} would save {milliseconds(saving[1])} ms" if saving else text
 
 
 def _kernels(kernels: KernelSummary) -> list[Line]:

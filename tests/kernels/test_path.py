@@ -270,6 +270,14 @@ def test_the_sentence_of_a_run_names_a_change_that_it_can_make():
     assert text == "launching takes 100.00 of 200.00 ms of the chain that sets the step; launches=0 would save 50.00 ms"
 
 
+def test_a_table_of_kernels_says_what_sets_each_cells_step_and_what_would_save_most(swept):
+    path = {"path_s": 0.2, "path": {"launching_s": 0.15}, "what_if": {"layers=0.5": -0.1, "launches=0": -0.05}}
+    traced = {"is_profiled": True, "kernels": {**path, "phases": {"step": {"kernel_s": 0.1, "kernel_count": 5}}}}
+    tables = swept([{"model.size": "small"}], view="kernels", change=lambda _run, _place: traced)
+    (row,) = rows_of(tables)
+    assert (row["path_cause_fraction"], row["path_saving_fraction"]) == pytest.approx((0.75, 0.25))
+
+
 def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler(tmp_path, printed, answered):
     # The host works for 10 us before the synchronize and for 210 us after it.
     folder = tmp_path / "run"

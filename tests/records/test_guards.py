@@ -119,6 +119,9 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
 - [{wall: 1.02, step_s: 0.01, device_type: cpu}, window_identity pass]
 - [{wall: 1.04, step_s: 0.01, device_type: cpu}, window_identity fail]
 - [{wall: 1.006, step_s: 0.1, device_type: cpu}, window_identity fail]
+# A profiler's own work is no fault of the run.
+- [{wall: 1.02, step_s: 0.01, is_profiled: true}, window_identity n/a; trend n/a; spread n/a]
+- [{host_state.page_fault_count: 9000000, is_profiled: true}, page_faults n/a]
 """),
     ({"device_type": "cpu", "times": [0.10] * 20 + [0.50] + [0.10] * 9}, "trend pass; spread outliers: 1"),
 )

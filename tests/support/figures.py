@@ -8,7 +8,7 @@ import re
 #: By the unit in a heading: SI units in one of it, and the ending of the columns that may hold the figure.
 _UNITS = {
     "ms": (1e-3, "_s"), "%": (1e-2, "_fraction"), "GiB": (2.0**30, "bytes"), "nat": (1.0, ""),
-    "tokens/s": (1.0, "tokens_per_s"), "mJ/token": (1e-3, "joules_per_token"),
+    "tokens/s": (1.0, "tokens_per_s"), "TFLOP/s": (1e12, "flops_per_s"), "mJ/token": (1e-3, "joules_per_token"),
 }  # fmt: skip
 _FIGURE = re.compile(r"([+-]?[\d,]*\.?\d+(?:e-?\d+)?)(?: ± ([\d,.]+))?(x?)")
 
