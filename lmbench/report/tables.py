@@ -32,7 +32,7 @@ _VERDICT_NOTES = {
     "undecided": "undecided: the ratio between processes may be 1 (5 % over all rows)",
     "same": "same: the 90 % intervals of their ratios lie within 1 %",
 }
-_TOO_FEW = f"undecided with fewer than {MIN_REPEATS} processes"
+_TOO_FEW = f"undecided: fewer than {MIN_REPEATS} processes"
 
 
 def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
@@ -193,7 +193,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
         return [Cell(name), Cell(time_s), None, None, None]
     rivals = _rivals(first, samples, row_count)
     if rivals is None:
-        verdict = Cell(f"{name}, {_TOO_FEW}", text=name, notes=(_TOO_FEW,))
+        verdict = Cell(f"{name} ({_TOO_FEW})", text=name, notes=(_TOO_FEW,))
     elif rivals:
         word = "undecided" if "undecided" in rivals.values() else "same"
         names = [cell.describe(among) for cell in ways if cell in rivals]
@@ -283,7 +283,7 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
             if quantity.is_process_mean and len(cells) > 1:
                 rivals = _rivals(best, {cell: cell.numbers(quantity.expression) for cell in cells}, len(cells) - 1)
                 if rivals is None:
-                    doubt = f", {_TOO_FEW}"
+                    doubt = f" ({_TOO_FEW})"
                 elif rivals:
                     doubt = f", undecided against {listed(*(cell.describe([spec.x]) for cell in rivals))}"
             yield f"{best.describe([spec.x])} is the best{doubt}", best, others

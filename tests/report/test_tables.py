@@ -42,7 +42,7 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
 
 def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path):
     home = make_attention(tmp_path / "a", [16384], repeats=2)
-    words = "sdpa, eager, undecided with fewer than 3 processes"
+    words = "sdpa, eager (undecided: fewer than 3 processes)"
     told = f"In 1 of 1 the fastest by forward + backward is {words}."
     assert texts_of(section_of(home, view="attention").headline) == [told]
 
@@ -66,7 +66,7 @@ def test_a_sentence_on_the_parts_of_a_step_leaves_out_those_below_one_percent(sw
 - [repeats, rates, answer]
 - [3, [70, 90], "batch 8 is the best: tokens/s 90."]
 - [3, [89.9, 90], "batch 8 is the best, undecided against batch 4: tokens/s 90."]
-- [2, [70, 90], "batch 8 is the best, undecided with fewer than 3 processes: tokens/s 90."]
+- [2, [70, 90], "batch 8 is the best (undecided: fewer than 3 processes): tokens/s 90."]
 """)
 def test_a_sentence_on_the_best_names_those_that_may_be_as_good(repeats, rates, answer, swept):
     def change(run, repeat):
