@@ -58,6 +58,8 @@ class TrainingCheck(Observer):
     - `depends_on_batch`: whether the weights give both batches different losses; null with manual optimization, on
       several ranks, if `training_step` cannot be called outside of the loop, or if 16-bit losses are equal.
     - `embedded_fraction`: share of the tokens that count which the module's embeddings look up; null in the same cases.
+    - `uncounted_fraction`: how many more token ids the largest embedding looks up than count, as a share of these; null
+      in the same cases, and where module or data has `tokens_per_batch`.
     - `is_skipped`: whether the fp16 scaler skipped the step, or `training_step` returned no loss, in all of the steps
       that were checked.
     """
@@ -106,12 +108,16 @@ class TrainingCheck(Observer):
         earlier, present = (try_batch(self.trainer, batch) for batch in batches)
         if earlier is None or present is None:
             return
-        (earlier_loss, _), (loss, embedded_count) = earlier, present
+        (earlier_loss, _), (loss, embedded) = earlier, present
         # Of 16 bits few digits are left, which agree by chance.
         if self._facts.has_new_batch and (loss != earlier_loss or loss.element_size() > 2):
             self._facts.depends_on_batch = bool(loss != earlier_loss)
-        if embedded_count and (tokens := self._count_tokens(batches[1])):
-            self._facts.embedded_fraction = embedded_count / tokens
+        if embedded and (tokens := self._count_tokens(batches[1])):
+            self._facts.embedded_fraction = embedded.total() / tokens
+            if not any(hasattr(owner, "tokens_per_batch") for owner in (self.module, self.trainer.datamodule)):  # type: ignore[attr-defined]
+                # The vocabulary's: tables of positions are smaller.
+                largest = max(embedded, key=lambda part: part.weight.numel())
+                self._facts.uncounted_fraction = embedded[largest] / tokens - 1
 
     def on_before_backward(self, *_: Any) -> None:
         # By hand, a step may go on adding up the gradients of earlier batches.
@@ -194,7 +200,7 @@ class TrainingCheck(Observer):
             self.session.repeat_probe()
             yield
             if self._facts.is_idle and not facts.is_idle:
-                for name in ("has_new_batch", "depends_on_batch", "embedded_fraction"):
+                for name in ("has_new_batch", "depends_on_batch", "embedded_fraction", "uncounted_fraction"):
                     setattr(self._facts, name, getattr(facts, name))
             else:
                 self.run.probe.training = facts

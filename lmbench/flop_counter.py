@@ -72,7 +72,10 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
             on values that follow from weights, or it calls a raw extension.
     """
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    is_fused, set_fused = torch.backends.mha.get_fastpath_enabled(), torch.backends.mha.set_fastpath_enabled
     try:
+        # In inference nn.TransformerEncoder calls one kernel a layer, which has no formula.
+        set_fused(False)
         # The step may print numbers, which are made up here.
         with redirect_stdout(StringIO()):
             forward, backward, recomputed, remarks = _fake_step_flops(module, batch, step, has_backward)
@@ -80,6 +83,7 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str, has_bac
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
     finally:
+        set_fused(is_fused)
         # Functions are not copied: one that the module keeps, or a recomputed block's, may hold its own parameters.
         for parameter, gradient in gradients:
             parameter.grad = gradient
@@ -101,7 +105,7 @@ def _fake_step_flops(
     # Only the total is needed. PyTorch's hooks on modules fail for a part of a tensor with a graph, under no_grad.
     counter.mod_tracker = _Untracked()  # type: ignore[assignment]
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    remarks, recomputed = dict[str, None](), [0]
+    remarks, recomputed = dict[str, None](), list[int]()
     is_all_trained = all(parameter.requires_grad for parameter in module.parameters())
 
     known = KnownValues(fake_mode)
@@ -120,6 +124,8 @@ def _fake_step_flops(
         with fake_mode, _watch(remarks, counter, recomputed, known), torch.set_grad_enabled(has_backward):
             loss = call_step(fake, step, fake_batch)
             forward = counter.get_total_flops()
+            # A gradient that the step takes itself, with a graph, recomputes nothing.
+            recomputed.clear()
             if has_backward:
                 loss.backward()
     backward = counter.get_total_flops() - forward - sum(recomputed)
@@ -147,7 +153,15 @@ def _formulas() -> dict[Any, Any]:
         # Only two batches of matrices are multiplied in pairs; otherwise the groups part one of the three lengths.
         return 2 * math.prod(a if len(b) == 3 else a[-2:]) * b[-1]
 
-    formulas: dict[Any, Any] = {torch.ops.aten._grouped_mm: grouped}
+    def convolution_backward(gradient: Any, x: Any, weight: Any, *settings: Any, **_: Any) -> Any:
+        # PyTorch counts the weight's gradient as if each group had all channels.
+        is_transposed, needed = settings[4], settings[-1]
+        return 2 * sum(needed[:2]) * x[0] * math.prod(weight) * math.prod((x if is_transposed else gradient)[2:])
+
+    formulas: dict[Any, Any] = {
+        torch.ops.aten._grouped_mm: grouped,
+        torch.ops.aten.convolution_backward: convolution_backward,
+    }
     # A module may select a fused kernel. PyTorch counts that its backward computes the scores again.
     for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
         forward, backward = (

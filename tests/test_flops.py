@@ -171,6 +171,28 @@ def test_the_backward_of_a_fused_kernel_that_a_module_selects_counts_as_twice_it
     assert (count.per_token_flops, count.backward_per_token_flops) == (4 * 4 * 16 * 8, None)
 
 
+@cases("kind, products", ("conv1d", 1), ("conv_transpose1d", 4))
+def test_a_convolution_of_groups_counts_the_channels_of_each_group_backward_too(kind, products):
+    convolve = getattr(nn.functional, kind)
+    count = counted(Applied(lambda linear, x: convolve(x, linear.weight[:, None], groups=4).sum()), tokens=1)
+    assert (count.per_token_flops, count.backward_per_token_flops) == (products * PRODUCT, None)
+
+
+def test_an_encoder_of_pytorch_counts_in_inference_too():
+    layer = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
+    count = counter_flops(layer, torch.ones(1, 16, 4), 16, "forward")
+    assert count.per_token_flops == 2 * (4 * 4 * 4 + 2 * 4 * 8) + 4 * 16 * 4
+
+
+def test_a_gradient_that_the_step_takes_itself_is_no_recomputing():
+    def penalty(linear, x):
+        return torch.autograd.grad(linear(x).square().sum(), x, create_graph=True)[0].sum()
+
+    count = counted(Applied(penalty))
+    assert (count.per_token_flops, count.backward_per_token_flops) == (2 * PRODUCT, None)
+    assert count.recomputed_per_token_flops == 0
+
+
 def test_a_backward_through_a_function_that_holds_the_modules_own_weights_leaves_them_without_gradients():
     module = Applied(lambda _, x: (2 * module.linear(x)).sum())
     count = counted(module, torch.ones(4, 4))

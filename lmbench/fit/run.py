@@ -169,7 +169,9 @@ def _measure(measurement: Measurement, line: CommandLine, is_loud: bool) -> int:
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
                 assert recorder.run.error is not None
-                _print_own_lines(failure, recorder.run.error, recorder.folder.path)
+                # What a watched rank heard in a collective is told once it is known which other rank is the cause.
+                if not (is_watched() and recorder.run.error.collective):
+                    _print_own_lines(failure, recorder.run.error, recorder.folder.path)
     if is_first:
         complete_record(recorder, is_predicted=measurement.rooms["memory"]["predict"])
     return int(recorder.exit_code or 0)
@@ -257,7 +259,7 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     path, code = recorder.result.path, int(recorder.exit_code or 0)
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
     line = "; ".join(failed) if error is None else error.message or error.kind or ""
-    # A rank that was killed or hung printed no line itself, and the lines of the others do not say which rank it was.
+    # A rank that was killed, hung or waited printed no line itself, and those of others do not say which rank it was.
     is_of_rank = error is not None and line.startswith("rank ")
     if is_of_rank or (code in _EXPLAINED_BY_RESULT and {"--json", "--quiet"} & flags):
         tell(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -151,19 +152,19 @@ def is_same_batch(batch: Any, other: Any) -> bool | None:
     return None
 
 
-def try_batch(trainer: Trainer, batch: Any) -> tuple[torch.Tensor, int] | None:
+def try_batch(trainer: Trainer, batch: Any) -> tuple[torch.Tensor, Counter[nn.Embedding]] | None:
     """The loss that the module's present weights give to a batch, without compiled code; None if that fails.
 
     All batches meet the same random numbers, so that dropout makes no difference between them.
 
     Returns:
-        The loss, and the number of rows that all embeddings of the module look up: tokens, and any positions too.
+        The loss, and the number of rows that each embedding of the module looks up: tokens, or positions.
     """
-    embedded = []
+    embedded = Counter[nn.Embedding]()
 
     def note(part: nn.Module, inputs: Any) -> None:
         if isinstance(part, nn.Embedding):
-            embedded.append(inputs[0].numel())
+            embedded[part] += inputs[0].numel()
 
     # The step is the user's code, and may rely on the loop around it.
     with (
@@ -176,5 +177,5 @@ def try_batch(trainer: Trainer, batch: Any) -> tuple[torch.Tensor, int] | None:
         trainer.precision_plugin.train_step_context(),
         register_module_forward_pre_hook(note),
     ):
-        return call_step(trainer.lightning_module, "training_step", batch).detach(), sum(embedded)
+        return call_step(trainer.lightning_module, "training_step", batch).detach(), embedded
     return None

@@ -143,6 +143,7 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     yield make_guard("inputs", _lacks(training.has_new_batch))
     yield make_guard("outputs", _lacks(training.depends_on_batch))
     yield make_guard("tokens", None if training.embedded_fraction is None else 1 - training.embedded_fraction)
+    yield make_guard("uncounted_tokens", training.uncounted_fraction)
     pairs = list(pairwise(step.loss for step in steps if step.stage == "window" and step.loss is not None))
     repeated = sum(before == after for before, after in pairs)
     yield make_guard("repeated_losses", repeated / len(pairs) if pairs and run.mode == "train_step" else None)

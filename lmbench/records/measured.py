@@ -475,6 +475,10 @@ class TrainingFacts:
     embedded_fraction: Fraction = about(
         "Rows that the module's embeddings (nn.Embedding) look up for a batch, as a share of its tokens that count."
     )
+    uncounted_fraction: Fraction = lower(
+        "How many more token ids the largest nn.Embedding looks up for a batch than count as tokens, as a share of "
+        "these; null where `tokens_per_batch` counts them."
+    )
     is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step, or it had no loss.")
 
     @property

@@ -148,6 +148,20 @@ def test_tokens_that_count_without_being_computed_are_told(claim, status, messag
     assert (guard.status, guard.message) == (status, message)
 
 
+class Preferring(TokenModel):
+    """Takes a chosen and a rejected text, of which only one counts."""
+
+    def training_step(self, batch):
+        return super().training_step([batch["chosen"]] * 2) - super().training_step([batch["rejected"]] * 2)
+
+
+def test_tokens_that_are_computed_without_being_counted_are_told():
+    batches = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in torch.randint(50, (20, 2, 4, 8))]
+    run = measure_here(Preferring(), batches, probe_steps=1).record
+    guard = {guard.name: guard for guard in run.guards}["uncounted_tokens"]
+    assert (guard.status, guard.value, run.window.tokens) == ("warn", 1.0, 4 * 8 * run.window.steps)
+
+
 @cases("dtype | answer", (torch.float32, False), (torch.bfloat16, None))
 def test_equal_losses_of_16_bit_tell_nothing_of_their_batches(dtype, answer):
     class Rounded(Blind):
