@@ -15,11 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
+from lmbench.errors import tell
 from lmbench.masking import masked_message, one_line
 from lmbench.report.units import duration
 
 _LIVE_EVERY_S = 1.0
 _LOG_AFTER_S, _LOG_EVERY_AT_MOST_S = 5.0, 60.0
+#: Lines that are told when the first status line begins.
+_WAITING = list[str]()
+
+
+def tell_before_work(line: str) -> None:
+    """Tell a line once long work begins, so that a mistake in the command is answered by one line alone."""
+    _WAITING.append(line)
 
 
 class StatusLine:
@@ -31,6 +39,8 @@ class StatusLine:
         is_terminal = bool(self._stream and self._stream.isatty()) and os.environ.get("TERM") != "dumb"
         self.is_live = is_notebook or is_terminal
         self._width = 0
+        while _WAITING:
+            tell(_WAITING.pop(0))
         self.restart()
 
     def restart(self) -> None:

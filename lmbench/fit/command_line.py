@@ -336,8 +336,10 @@ def _wrong_value(name: str, value: str, text: str) -> UsageError:
     wrong_class = _WRONG_CLASS.search(text)
     if wrong_class is not None and not words:
         return UsageError(f"{name}: {' '.join(wrong_class[1].split())}")
-    kinds = re.findall(r"(?:Expected an? <class '|Not of type )(\w+)", text)
-    # Where words are allowed beside other types, these are of other settings if a text is among them.
-    types = [] if words and "str" in kinds else [_TYPES.get(kind, kind) for kind in kinds if kind != "NoneType"]
+    kinds = re.findall(r"(?:Expected (?:an? )?<class '|Not of type )(\w+)", text)
+    # Where words are allowed beside other types, these are of other settings if a text is among them,
+    # and a number among the words is one of the words.
+    is_named = "str" in kinds or any(word.isdigit() for word in words)
+    types = [] if words and is_named else [_TYPES.get(kind, kind) for kind in kinds if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys([*types, *words])) or text
     return UsageError(f"{name} is {MASK if is_secret(name) else repr(value)}; allowed: {allowed}")
