@@ -21,7 +21,7 @@ from lmbench.report.units import duration
 
 _LIVE_EVERY_S = 1.0
 _LOG_AFTER_S, _LOG_EVERY_AT_MOST_S = 5.0, 60.0
-#: Lines that are told when the first status line begins.
+#: Lines that are told before the first text of a status line.
 _WAITING = list[str]()
 
 
@@ -39,8 +39,6 @@ class StatusLine:
         is_terminal = bool(self._stream and self._stream.isatty()) and os.environ.get("TERM") != "dumb"
         self.is_live = is_notebook or is_terminal
         self._width = 0
-        while _WAITING:
-            tell(_WAITING.pop(0))
         self.restart()
 
     def restart(self) -> None:
@@ -55,6 +53,9 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Show a text; a log gets it only when its next line is due."""
+        lines, _WAITING[:] = _WAITING[:], []
+        for line in lines:
+            tell(line)
         text = one_line(masked_message(text))
         if self.is_live:
             text = text[: shutil.get_terminal_size().columns - 1]

@@ -310,7 +310,9 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
         hint = suggest(unknown[1], options, "--{}")
         return UsageError(f"unknown option --{unknown[1]}{hint} (`lmbench fit --help` lists them all)")
     if extra := re.search(r"unrecognized arguments: (\S+)", text):
-        return UsageError(f"{extra[1]!r} is one word too many; a configuration comes first, options are --name value")
+        hint = f"; did you mean --{extra[1].lstrip('-')}?" if re.match(r"-?\w+\.\w+", extra[1]) else ""
+        advice = f"a configuration comes first, options are --name value{hint}"
+        return UsageError(f"{extra[1]!r} is one word too many; {advice}")
     rejected = _VALUE.search(text)
     return UsageError(text) if rejected is None else _wrong_value(rejected["name"], rejected["value"].strip(), text)
 
