@@ -103,7 +103,7 @@ class KernelProfiler(PassThroughProfiler):
 
     def __init__(self, steps: int = 3, tool: Tool = "torch", with_stack: bool = False) -> None:
         super().__init__()
-        check_at_least(1, steps=steps)
+        check_at_least(1, "trainer.profiler", steps=steps)
         self._capture = KernelCapture(steps, tool, with_stack)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:

@@ -41,7 +41,7 @@ class MemoryHistory(TensorWitness):
     """
 
     def __init__(self, steps: int = 3, max_entries: int = 1_000_000) -> None:
-        check_at_least(1, steps=steps, max_entries=max_entries)
+        check_at_least(1, "memory", steps=steps, max_entries=max_entries)
         self.steps, self.max_entries = steps, max_entries
 
     def prepare(self) -> None:

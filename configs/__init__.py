@@ -30,6 +30,8 @@ def find_config(name: str) -> Path:
         UsageError: there is no such configuration.
     """
     complaint = f"config {name!r} is no file and no shipped configuration"
+    if re.fullmatch(r"\w+(\.\w+)*\.[A-Z]\w*", name) and not names_file(Path(name)):
+        raise UsageError(f"{complaint}; a class is --model {name}")
     return find_shipped(name, shipped_configs(), "configs", complaint)
 
 

@@ -20,7 +20,7 @@ from lmbench.standard_output import abandon_result, replace_unencodable, result_
 from lmbench.version import __version__
 
 #: Commands that start runs. Other commands may start some with `--run` or `--config`.
-_STARTS_RUNS = {*MEASURING, "sweep", "tune", "judge", "bisect", "overhead", "selfcheck", "nsys"}
+_STARTS_RUNS = {*MEASURING, "sweep", "tune", "judge", "bisect", "overhead", "selfcheck"}
 _COMPARES = {"compare", "judge", "bisect", "noise", "tune", "overhead"}
 #: With one of these options a program reads standard output, so it holds the result alone.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}

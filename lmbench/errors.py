@@ -111,11 +111,11 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
         raise unknown(what, name, known)
 
 
-def check_at_least(limit: int, **values: float) -> None:
-    """Raises UsageError for the first value below the limit, or nan; each is passed by its name."""
+def check_at_least(limit: int, group: str, /, **values: float) -> None:
+    """Raises UsageError for the first value of a group of settings that is below the limit, or nan."""
     for name, value in values.items():
         if not value >= limit:
-            raise UsageError(f"{name} is {value}; it must be at least {limit}")
+            raise UsageError(f"{group}.{name} is {value}; it must be at least {limit}")
 
 
 def check_one_line(what: str, text: str) -> None:

@@ -15,11 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
+from lmbench.errors import tell
 from lmbench.masking import masked_message, one_line
 from lmbench.report.units import duration
 
 _LIVE_EVERY_S = 1.0
 _LOG_AFTER_S, _LOG_EVERY_AT_MOST_S = 5.0, 60.0
+#: Lines that are told before the first text of a status line.
+_WAITING = list[str]()
+
+
+def tell_before_work(line: str) -> None:
+    """Tell a line once long work begins, so that a mistake in the command is answered by one line alone."""
+    _WAITING.append(line)
 
 
 class StatusLine:
@@ -45,6 +53,9 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """Show a text; a log gets it only when its next line is due."""
+        lines, _WAITING[:] = _WAITING[:], []
+        for line in lines:
+            tell(line)
         text = one_line(masked_message(text))
         if self.is_live:
             text = text[: shutil.get_terminal_size().columns - 1]

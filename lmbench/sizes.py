@@ -30,7 +30,7 @@ class ModelShape:
     vocab_size: int = DEFAULT_VOCAB_SIZE
 
     def __post_init__(self) -> None:
-        check_at_least(1, **asdict(self))
+        check_at_least(1, "model", **asdict(self))
         if self.d_model % self.num_heads:
             raise UsageError(f"num_heads {self.num_heads} does not divide d_model {self.d_model}; change one of them")
         if self.head_dim % 2:

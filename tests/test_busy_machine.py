@@ -32,14 +32,22 @@ CASES = rows("""
 5 none fit nope | none
 90 none fit nope --print_config | none
 """)
+RUNS = "90 none fit smoke --measure.steps 1 --measure.min_window_s 0 --measure.probe_steps 0"
 
 
-def test_threads_give_way_in_every_command_alike_and_a_wrong_name_fails_before_torch():
-    lines, policies = zip(*CASES, strict=True)
+def outcome(*lines, **where):
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(
-        command, input="\n".join(lines), env={**os.environ}, capture_output=True, text=True, check=True
+    return subprocess.run(
+        command, input="\n".join(lines), env={**os.environ}, capture_output=True, text=True, check=True, **where
     )
+
+
+def test_threads_give_way_in_every_command_alike_and_a_wrong_name_fails_before_torch_with_its_line_alone():
+    lines, policies = zip(*CASES, strict=True)
+    done = outcome(*lines)
     assert done.stdout.splitlines() == [f"2 {policy} False" for policy in policies]
-    # A comparison does so without a word.
-    assert done.stderr.count("give theirs away") == 2
+    assert "give their cores away" not in done.stderr
+
+
+def test_a_run_on_a_busy_machine_says_that_its_threads_give_way(tmp_path):
+    assert outcome(RUNS, cwd=tmp_path).stderr.count("set OMP_WAIT_POLICY=passive") == 1

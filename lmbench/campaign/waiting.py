@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from lmbench.errors import tell
+from lmbench.progress import tell_before_work
 from lmbench.records.vocabulary import WAIT_POLICY
 
 _BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
@@ -17,8 +17,8 @@ def give_way(is_comparison: bool) -> None:
     """Let threads of this process and of those that it starts give their cores away while they wait.
 
     Comparisons do so in any case: their sides share the cores, and the machine may become busy in the minutes that they
-    take. Others do so, and tell it, if other processes take cores now. The user's own variable stays. PyTorch reads it
-    when imported.
+    take. Others do so if other processes take cores now, and tell it once their work begins. The user's own variable
+    stays. PyTorch reads it when imported.
     """
     if WAIT_POLICY in os.environ or "torch" in sys.modules:
         return
@@ -26,9 +26,9 @@ def give_way(is_comparison: bool) -> None:
         os.environ[WAIT_POLICY] = "passive"
     elif percent := taken_percent():
         os.environ[WAIT_POLICY] = "passive"
-        tell(
-            f"other processes take {percent:.0f} % of the cores: threads of all runs give theirs away while they wait "
-            f"({WAIT_POLICY}=passive)"
+        tell_before_work(
+            f"other processes take {percent:.0f} % of the cores: set {WAIT_POLICY}=passive, so that waiting threads "
+            "give their cores away"
         )
 
 

@@ -9,11 +9,12 @@ import re
 from textwrap import fill
 
 from lmbench.configs import shipped_configs
-from lmbench.errors import ExitCode
+from lmbench.errors import ExitCode, UsageError
 from lmbench.fit_options import check_options
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
 
+_MODE = re.compile(r"(?:^| )--measure\.mode[ =](\w+)")
 #: Options that have the configuration measured in fresh processes.
 _REPEATING_OPTIONS = {"--repeats", "--compare", "--gate"}
 
@@ -25,6 +26,8 @@ def run(args: list[str]) -> int:
         print(help_text(command), end="")
         return ExitCode.OK
     check_options(words)
+    if command == "validate" and (mode := _MODE.search(" ".join(words))) and mode[1] != "inference":
+        raise UsageError(f"measure.mode is {mode[1]}, and validate measures inference; use `lmbench fit`")
     if _REPEATING_OPTIONS & {word.partition("=")[0] for word in words} and "--print_config" not in words:
         from lmbench.commands.parser import run_typed
 

@@ -166,4 +166,7 @@ def _converted(kind: Any, word: str) -> Any:
     try:
         return msgspec.convert(word, kind, strict=False, dec_hook=lambda custom_type, text: custom_type(text))
     except msgspec.ValidationError as error:
-        raise argparse.ArgumentTypeError(f"{word!r} does not fit: {error}") from None
+        # `Expected `int` >= 1`, or `Expected `int`, got `str``.
+        wanted = re.sub(r", got `\w+`", "", str(error)).replace("Expected ", "give ")
+        wanted = wanted.replace("`int`", "a whole number").replace("`float`", "a number")
+        raise argparse.ArgumentTypeError(f"{word!r} does not fit: {wanted}") from None

@@ -302,7 +302,8 @@ def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) 
     """
     run = [*words, *settings]
     if not words or words[0] not in MEASURING:
-        raise UsageError(f"nsys was given {' '.join(run[:1])!r} to run; it runs one of {', '.join(MEASURING)}")
+        given = repr(run[0]) if run else "nothing"
+        raise UsageError(f"nsys was given {given}; it runs {' or '.join(MEASURING)}, such as `lmbench nsys fit smoke`")
     program = shutil.which("nsys")
     if program is None:
         advice = "install Nsight Systems, or use --trainer.profiler kernels, which needs nothing but PyTorch"

@@ -59,7 +59,7 @@ def board(
     from lmbench.configs import shipped_studies
     from lmbench.report.view import GENERIC
     from lmbench.wandb.board import BoardRequest, board_of, planned_boards
-    from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards, write
+    from lmbench.wandb.publish import WandbProblem, WandbSettings, has_key, save_boards, write
 
     shipped = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
     catalogue = make_catalogue()
@@ -70,6 +70,8 @@ def board(
         return planned_boards(request)
     saved = []
     try:
+        if not has_key():
+            raise WandbProblem("no key for W&B: set WANDB_API_KEY, or run `wandb login`; --dry_run needs none")
         tell(f"sending {len(boards)} boards to {write([], timeout_s)}")
         for line in save_boards(request, timeout_s):
             label, _, board_and_url = line.partition("  ")

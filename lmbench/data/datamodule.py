@@ -132,11 +132,13 @@ class TokenData(LightningDataModule):
         self._text: tuple[Corpus, TokenIds] | None = None
         check_known("source", source, SOURCES)
         check_known("placement", placement, PLACEMENTS)
-        check_at_least(1, batch_size=batch_size, context_length=context_length, vocab_size=vocab_size)
-        check_at_least(0, num_workers=num_workers, seed=seed)
-        check_at_least(MINIMUM_BATCHES, num_batches=num_batches)
+        check_at_least(1, "data", batch_size=batch_size, context_length=context_length, vocab_size=vocab_size)
+        check_at_least(0, "data", num_workers=num_workers, seed=seed)
+        check_at_least(MINIMUM_BATCHES, "data", num_batches=num_batches)
         if num_workers and placement == "device":
-            raise UsageError("num_workers needs placement pinned: batches on the device have no loader processes")
+            raise UsageError(
+                "data.num_workers needs data.placement pinned: batches on the device have no loader processes"
+            )
 
     def prepare_data(self) -> None:
         """Tokenize the text into the cache, once for all processes of a machine."""
@@ -260,7 +262,7 @@ class ShapeData(LightningDataModule):
 
     def __init__(self, *, batch_size: int = 4, context_length: int = 512) -> None:
         super().__init__()
-        check_at_least(1, batch_size=batch_size, context_length=context_length)
+        check_at_least(1, "data", batch_size=batch_size, context_length=context_length)
         self.batch_size, self.context_length = batch_size, context_length
         self.shape = BatchShape(batch_size, context_length)
 

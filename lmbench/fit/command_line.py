@@ -310,7 +310,9 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
         hint = suggest(unknown[1], options, "--{}")
         return UsageError(f"unknown option --{unknown[1]}{hint} (`lmbench fit --help` lists them all)")
     if extra := re.search(r"unrecognized arguments: (\S+)", text):
-        return UsageError(f"{extra[1]!r} is one word too many; a configuration comes first, options are --name value")
+        hint = f"; did you mean --{extra[1].lstrip('-')}?" if re.match(r"-?\w+\.\w+", extra[1]) else ""
+        advice = f"a configuration comes first, options are --name value{hint}"
+        return UsageError(f"{extra[1]!r} is one word too many; {advice}")
     rejected = _VALUE.search(text)
     return UsageError(text) if rejected is None else _wrong_value(rejected["name"], rejected["value"].strip(), text)
 
@@ -336,8 +338,10 @@ def _wrong_value(name: str, value: str, text: str) -> UsageError:
     wrong_class = _WRONG_CLASS.search(text)
     if wrong_class is not None and not words:
         return UsageError(f"{name}: {' '.join(wrong_class[1].split())}")
-    kinds = re.findall(r"(?:Expected an? <class '|Not of type )(\w+)", text)
-    # Where words are allowed beside other types, these are of other settings if a text is among them.
-    types = [] if words and "str" in kinds else [_TYPES.get(kind, kind) for kind in kinds if kind != "NoneType"]
+    kinds = re.findall(r"(?:Expected (?:an? )?<class '|Not of type )(\w+)", text)
+    # Where words are allowed beside other types, these are of other settings if a text is among them,
+    # and a number among the words is one of the words.
+    is_named = "str" in kinds or any(word.isdigit() for word in words)
+    types = [] if words and is_named else [_TYPES.get(kind, kind) for kind in kinds if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys([*types, *words])) or text
     return UsageError(f"{name} is {MASK if is_secret(name) else repr(value)}; allowed: {allowed}")

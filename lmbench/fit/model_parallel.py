@@ -83,8 +83,8 @@ class ModelParallel(ModelParallelStrategy):
         prefetch: int = 0,
     ) -> None:
         super().__init__(tensor_parallel_size=tensor_parallel_size)
-        check_at_least(1, **{"trainer.strategy.blocks_per_group": blocks_per_group})
-        check_at_least(0, **{"trainer.strategy.prefetch": prefetch})
+        check_at_least(1, "trainer.strategy", blocks_per_group=blocks_per_group)
+        check_at_least(0, "trainer.strategy", prefetch=prefetch)
         self._prefetch = prefetch
         self._reshards, self._reduces_each = reshard_after_forward, reduce_each_micro_batch
         self.blocks_per_group, self._reduce_dtype = blocks_per_group, getattr(torch, reduce_dtype)

@@ -109,7 +109,7 @@ class Prediction:
         if not count.isdecimal() or not int(count):
             raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")
         self._devices = int(count)
-        check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
+        check_at_least(1, "trainer", num_nodes=self._flags["num_nodes"])
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
         self.strategy = strategy if isinstance(strategy, str) else strategy_text(line.config.trainer.strategy.as_dict())

@@ -114,7 +114,7 @@ class BenchTrainer(Trainer):
             # TRAINER_DEFAULTS turns checkpointing off, and Lightning then refuses a Checkpoint callback.
             kwargs["enable_checkpointing"] = True
         kwargs["callbacks"] = [*callbacks, *own]
-        check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
+        check_at_least(1, "trainer", accumulate_grad_batches=kwargs.get("accumulate_grad_batches", 1))
         devices = str(kwargs.get("devices", 1))
         if devices.isdecimal():
             check_launcher(int(devices) * int(kwargs.get("num_nodes", 1)))

@@ -67,7 +67,7 @@ class RecomputeOptions:
     offload: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least(1, **{"trainer.recompute.first": self.first or 1, "trainer.recompute.group": self.group})
+        check_at_least(1, "trainer.recompute", first=self.first or 1, group=self.group)
         if self.group > 1 and self.keep != "inputs":
             raise UsageError(f"trainer.recompute.group is {self.group}, with keep {self.keep}; allowed: keep inputs")
         if self.offload and self.keep in _SAVED:

@@ -74,7 +74,7 @@ class Schedule:
         minima = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0, "collective_timeout_s": 1}
         for name, minimum in minima.items():
             if (value := getattr(self, name)) is not None:
-                check_at_least(minimum, **{f"measure.{name}": value})
+                check_at_least(minimum, "measure", **{name: value})
 
     def is_window_complete(self, steps_done: int, elapsed_s: float) -> bool:
         return self.steps is not None and steps_done >= self.steps and elapsed_s >= self.min_window_s

@@ -58,7 +58,8 @@ class AttentionLayer(LightningModule):
         context_length: int = 512,
     ) -> None:
         super().__init__()
-        check_at_least(1, heads=heads, head_dim=head_dim, batch_size=batch_size, context_length=context_length)
+        check_at_least(1, "model", heads=heads, head_dim=head_dim)
+        check_at_least(1, "data", batch_size=batch_size, context_length=context_length)
         self.size = Size(batch_size, heads, context_length, head_dim)
         self.causal, self.attention, self._kind = causal, attention, attention_kind(attention)
         self.core = self._kind.core(head_dim, causal)

@@ -98,7 +98,7 @@ class LanguageModel(NetworkModule):
             check_known("residual_dtype", residual_dtype, ["bf16"])
         if fused_projections not in (False, True, "qkv"):
             raise unknown("fused_projections", str(fused_projections), ["true", "false", "qkv"])
-        check_at_least(1, context_length=context_length)
+        check_at_least(1, "data", context_length=context_length)
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.attention = attention

@@ -45,6 +45,11 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
+def is_made_up(path: str) -> bool:
+    """Whether `new_run_id` made the last name of a path."""
+    return re.fullmatch(r"(.*/)?\d{8}T\d{6}Z-[0-9a-f]{8}", path) is not None
+
+
 def file_name(text: str) -> str:
     """The text as a plain file name: `-` in the place of what `check_name` refuses."""
     return _UNFIT.sub("-", text).strip("-.")

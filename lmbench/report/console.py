@@ -114,7 +114,7 @@ def print_table(table: Table, console: Console) -> None:
         _print_block(block, len(rows), table.has_total, console)
     left_out = [part.column.title for part in fitted if part not in kept]
     if left_out:
-        print_text(f"more with COLUMNS={full_width}: {', '.join(left_out)}", console)
+        print_text(f"with {full_width} columns (COLUMNS={full_width}) also: {', '.join(left_out)}", console)
     print_lines([Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)], console)
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from lmbench.errors import UsageError
 from lmbench.masking import leaves
 from lmbench.records.load import load_known
-from lmbench.records.named import Result, given_names, results_in, shown_path, sweep_of
+from lmbench.records.named import Result, find_result, given_names, results_in, shown_path, sweep_of
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import recorded
-from lmbench.records.store import RESULTS
+from lmbench.records.store import RESULTS, is_made_up
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
 from lmbench.report.columns import KNOWN_BY, MEASURED
 from lmbench.report.facts import FACT, Facts, describe, is_notable, plain, read_facts
@@ -37,9 +37,13 @@ _COLUMNS = (
 
 
 class _Entry(NamedTuple):
-    """A result that is listed: the frame of its runs that match `--where`, and the facts that all its cells share."""
+    """A result that is listed: the frame of its runs that match `--where`, and the facts that all its cells share.
+
+    `shown` is the name that a person reads: a folder's name that the user chose tells more than `last~3`.
+    """
 
     name: str
+    shown: str
     result: Result
     frame: Frame
     facts: Facts
@@ -70,8 +74,12 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
                 runs.append(run)
         if runs:
             last = f"{home}last~{age}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
-            frame = frame_of(runs, sweep_of(runs[0].path))
-            entries.append(_Entry(given_by_path.get(result.path, last), result, frame, frame.shared()))
+            frame, path = frame_of(runs, sweep_of(runs[0].path)), shown_path(result.path)
+            shown = name = given_by_path.get(result.path, last)
+            own = f"{home}{result.path.name}"
+            if name == last and not is_made_up(own) and result.path.parent == Path(folders[0]).resolve():
+                shown = own if find_result(own) == path else path
+            entries.append(_Entry(name, shown, result, frame, frame.shared()))
         if len(entries) == limit:
             break
     if not entries:
@@ -119,4 +127,4 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     values = [figure and figure.value for figure in figures]
     began = entry.result.began[0]
     when = Cell(began, text=began[5:16].replace("T", " "))
-    return [entry.name, when, words, *values, outcomes, shown_path(entry.result.path)]
+    return [Cell(entry.name, text=entry.shown), when, words, *values, outcomes, shown_path(entry.result.path)]

@@ -111,9 +111,7 @@ class Execution:
                 checked.append(cell)
         if not checked:
             return
-        self.rows.progress.announce(
-            f"asking the command line whether it takes the options ({len(checked)} of the cells have them all)"
-        )
+        self.rows.progress.announce(f"checking the options of {len(checked)} cells, which have all that the sweep sets")
         try:
             self.executor.await_ready(cell.environment for cell in checked)
             with ScratchFolder("check") as scratch:

@@ -77,12 +77,12 @@ class WandbSettings:
             raise UsageError(f"wandb.timeout_s is {self.timeout_s:g}; it must be above 0")
         modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
         highest = {"disabled": 0, "offline": 1, "dryrun": 1}.get(os.environ.get("WANDB_MODE", ""), 2)
-        wanted = self.mode or ("offline" if "WANDB_MODE" in os.environ or _has_key() else "disabled")
+        wanted = self.mode or ("offline" if "WANDB_MODE" in os.environ or has_key() else "disabled")
         mode = modes[min(modes.index(wanted), highest)]
         return WandbFiling(mode, self.project, self.entity, self.group, list(self.tags), self.artifact)
 
 
-def _has_key() -> bool:
+def has_key() -> bool:
     """Whether WANDB_API_KEY is set, or the user's netrc has a key for W&B's hosts or for the user's own server."""
     if os.environ.get("WANDB_API_KEY"):
         return True

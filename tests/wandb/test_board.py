@@ -74,6 +74,11 @@ def test_boards_are_made_once_and_then_updated(capsys, printed, dry_run):
         assert [(view["id"], view["name"]) for view in server.views] == before
 
 
+def test_without_a_key_a_line_says_so_before_anything_is_sent(monkeypatch, refused):
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert "no key for W&B: set WANDB_API_KEY" in refused("board", "precision", code=6)
+
+
 def test_without_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, refused):
     (tmp_path / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
