@@ -46,8 +46,8 @@ class Planner:
         given = predict(words)
         # Hooks that move tensors to the host would break a compiled graph.
         self._treatments = [name for name, kept in TREATMENTS.items() if not (given.is_compiled and "offload" in kept)]
-        self._options, self._batch_size = given.options, given.batch_size
-        self.samples = given.batch_size * given.micro_batches
+        self._options, self._shape = given.options, given.shape
+        self.samples = given.shape.batch_size * given.micro_batches
         #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by kind of recipe.
         self._ratios = dict[Kind, tuple[float, float]]()
         #: Ratios of measured to predicted work.
@@ -61,7 +61,7 @@ class Planner:
         """The chain of each size of the micro-batch, with the loss whole and in chunks; two sizes tell those of all."""
         sizes = [size for size in range(self.samples, 0, -1) if self.samples % size == 0]
         if "data.batch_size" not in self._options:
-            sizes = [self._batch_size]
+            sizes = [self._shape.batch_size]
         known = [self._chain(size, self._treatments) for size in sizes[:2]]
         chains = at_sizes(known, sizes)
         if self._options.get("model.loss") == "whole":
@@ -82,7 +82,7 @@ class Planner:
             tell(f"a step of batch {batch_size}, recomputed with {name} kept")
             options = self._options_of(Recipe(batch_size, 1, name, is_chunked=is_chunked))
             prediction = self._predict([*self._words, *option_words(options)])
-            tracker, watch = prediction.run(batch_size, prediction.context_length, kept, needs_borders=True)
+            tracker, watch = prediction.run(self._shape._replace(batch_size=batch_size), kept, needs_borders=True)
             kinds, borders = watch.blocks.kinds, watch.borders
             if not kinds:
                 raise UsageError(

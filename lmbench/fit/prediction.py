@@ -66,7 +66,7 @@ from lmbench.instruments.subject import tensors_of
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
-from lmbench.memory.predictor import FakeStep, Predictor
+from lmbench.memory.predictor import FakeStep, Predictor, Shape
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.report.facts import strategy_text
 from lmbench.standard_output import result_alone, write_result
@@ -141,15 +141,11 @@ class Prediction:
         self.has_context = self._data is not None and "context_length" in line.config.model
 
     @property
-    def batch_size(self) -> int:
-        """Samples in the configuration's batch."""
+    def shape(self) -> Shape:
+        """Samples in the configuration's batch, and tokens in a sample."""
         if self._data is not None:
-            return self._data.batch_size
-        return _samples(self._user_batch(None))
-
-    @property
-    def context_length(self) -> int | None:
-        return None if self._data is None else self._data.context_length
+            return Shape(self._data.batch_size, self._data.context_length)
+        return Shape(_samples(self._user_batch(None)), None)
 
     def predictor(self) -> Predictor:
         """The predictor of the configuration's memory."""
@@ -159,23 +155,20 @@ class Prediction:
         # Few blocks tell nothing of all where some of these are computed again, or several together.
         treats_alike = recompute is None or (recompute.first is None and recompute.group == 1)
         is_slow = is_whole_graph and treats_alike
-        return Predictor(self.step, self.batch_size, self.context_length, is_slow, self.blocks_per_group)
+        return Predictor(self.step, self.shape, is_slow, self.blocks_per_group)
 
-    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
+    def step(self, shape: Shape, keep_blocks: int | None) -> FakeStep:
         """Run steps as `run` does, told in a line on standard error; returns the steady one's peaks."""
-        shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
-        tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
-        tracker, watch = self.run(batch_size, context_length, keep_blocks)
+        size = f"batch {shape.batch_size}" + (f" x context {shape.context_length}" if shape.context_length else "")
+        tell(f"a step of {size}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
+        tracker, watch = self.run(shape, keep_blocks)
         return trial_of(tracker, watch.steady_from, watch.blocks.count)
 
-    def run(
-        self, batch_size: int, context_length: int | None, keep_blocks: int | None, needs_borders: bool = False
-    ) -> tuple[Tracker, StepWatch]:
+    def run(self, shape: Shape, keep_blocks: int | None, needs_borders: bool = False) -> tuple[Tracker, StepWatch]:
         """Run a few steps on fake tensors, up to a steady one.
 
         Args:
-            batch_size: samples in the batch.
-            context_length: tokens in a sample; None for data that is not lmbench's own.
+            shape: samples in the batch, and tokens in a sample.
             keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
             needs_borders: whether to note the borders of blocks. Then nothing is compiled that would hide them.
         """
@@ -195,7 +188,7 @@ class Prediction:
             # Fake tensors must not overwrite the files that a step saves.
             patches.enter_context(patch.object(torch, "save", lambda *_, **__: None))
             # The model's settings that follow from the data follow this batch.
-            sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
+            sizes = {} if self._data is None else shape._asdict()
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
             tracker.move(module)
@@ -205,7 +198,7 @@ class Prediction:
             watch = StepWatch(tracker, track, blocks, options, self._users_data, patches, needs_borders)
             trainer = self._trainer(tracker, track, watch, micro_batches)
             with tracker.paused():
-                batch = self._shaped_batch(module, batch_size, context_length)
+                batch = self._shaped_batch(module, shape)
             with _disable_current_modes():
                 mask = self._batch.get("attention_mask") if isinstance(self._batch, Mapping) else None
                 watch.is_unpadded = isinstance(mask, torch.Tensor) and bool(mask.all())
@@ -244,21 +237,18 @@ class Prediction:
         trainer.profiler = BorderProfiler(PassThroughProfiler(), track)
         return trainer
 
-    def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
+    def _shaped_batch(self, module: LightningModule, shape: Shape) -> Any:
         if self._data is not None:
-            assert context_length is not None
-            if isinstance(self._data, ShapeData):
-                return BatchShape(batch_size, context_length)
-            tokens = torch.empty(batch_size, context_length, dtype=torch.int64, device="meta")
-            return TokenBatch(tokens, tokens)
+            assert shape.context_length is not None
+            sizes = BatchShape(shape.batch_size, shape.context_length)
+            tokens = torch.empty(sizes, dtype=torch.int64, device="meta")
+            return sizes if isinstance(self._data, ShapeData) else TokenBatch(tokens, tokens)
         batch = self._user_batch(module)
         samples = _samples(batch)
 
         def resize(tensor: torch.Tensor) -> torch.Tensor:
-            shape = list(tensor.shape)
-            if shape[:1] == [samples]:
-                shape[0] = batch_size
-            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+            first = [shape.batch_size if length == samples else length for length in tensor.shape[:1]]
+            return torch.empty((*first, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
 
         return apply_to_collection(batch, torch.Tensor, resize)
 
@@ -319,10 +309,9 @@ def forecast(words: list[str], request: Request) -> Forecast:
     plan = Prediction(words, max((gpu.workspace_bytes for gpu in gpus), default=0))
     predictor = plan.predictor()
     result = Forecast(
-        plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
-        predictor.phases, predictor.reserved_bytes, predictor.method, strategy=plan.strategy,
-        world_size=plan.world_size, run_peak_bytes=predictor.run_peak_bytes, is_sharded=plan.is_sharded,
-        assumed=list(plan.assumed),
+        *predictor.shape, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled, predictor.phases,
+        predictor.reserved_bytes, predictor.method, plan.strategy, plan.world_size, predictor.run_peak_bytes,
+        plan.is_sharded, assumed=list(plan.assumed),
     )  # fmt: skip
     if gpus and request.finds_largest:
         result.on_gpus = predictor.fits_on(gpus, plan.has_context)

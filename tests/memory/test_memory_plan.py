@@ -19,6 +19,7 @@ from lmbench.memory.block_times import BlockTime, MeasuredStep, times_of, with_t
 from lmbench.memory.chain import FEW_BLOCKS, BlockFacts, Chain, ChainFacts
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import MemoryPlan, PlanPoint, PlanRequest, frontier
+from lmbench.memory.predictor import Shape
 from lmbench.memory.recipe import Recipe, predicted_peak, predicted_work, recipes_of
 
 MIB = 2**20
@@ -168,8 +169,8 @@ def planted_plan(reserved, **request):
         def predictor():
             return SimpleNamespace(run_peak_bytes=380, reserved_bytes=next(reserved, 399))
 
-        options = dict.fromkeys(("data.batch_size", "trainer.recompute"))
-        return SimpleNamespace(is_compiled=False, options=options, batch_size=4, micro_batches=1, predictor=predictor)
+        options, shape = dict.fromkeys(("data.batch_size", "trainer.recompute")), Shape(4, None)
+        return SimpleNamespace(is_compiled=False, options=options, shape=shape, micro_batches=1, predictor=predictor)
 
     return make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), **request), predict)
 
