@@ -36,8 +36,8 @@ from lmbench.callbacks.events import LeanCallback
 from lmbench.code_owners import is_own_object
 from lmbench.errors import UsageError
 from lmbench.fit.trainer import as_list
-from lmbench.instruments.alike_blocks import AlikeBlocks
-from lmbench.instruments.compiling import CompileOptions, compile_targets
+from lmbench.instruments.compiling import CompileOptions
+from lmbench.instruments.module_parts import AlikeBlocks, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.instruments.recomputing import first_of
 from lmbench.instruments.subject import refuse_lazy
@@ -177,7 +177,7 @@ class StepWatch(LeanCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._patches.enter_context(without_masks(self.is_unpadded))
-        targets = [] if self._compile_options is None else compile_targets(pl_module, self._compile_options)
+        targets = [] if self._compile_options is None else compile_targets(pl_module, self._compile_options.regional)
         refuse_lazy(pl_module, "predicted")
         # The last list counts, since the backward reaches it first.
         for blocks in self.blocks.lists[-1:]:

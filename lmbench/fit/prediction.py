@@ -58,9 +58,9 @@ from lmbench.fit.strategies import STRATEGIES
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.flop_counter import group_every_dtype, skip_value_checks
 from lmbench.instruments import recomputing
-from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_lines
+from lmbench.instruments.module_parts import AlikeBlocks
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.instruments.subject import tensors_of
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
