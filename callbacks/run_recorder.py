@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -75,6 +74,7 @@ class RunRecorder(OpenRun, Observer):
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
             self.open(trainer.strategy.broadcast if run.world_size != 1 else None)
+        self.session.folder = self.result.path
 
     def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
@@ -229,14 +229,6 @@ class RunRecorder(OpenRun, Observer):
                 (self.result.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
                 ending.error.traceback_file = TRACEBACK_FILE
         return ending
-
-    def open(self, share: Callable[[str], str] | None = None) -> None:
-        super().open(share)
-        if self.session is not None:
-            self.session.folder = self.result.path
-
-    def steps_recorded(self, records: list[StepRecord]) -> None:
-        self.append_steps(records)
 
     def first_failure(self) -> Ending:
         ending, window = super().first_failure(), self.run.window

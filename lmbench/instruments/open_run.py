@@ -111,8 +111,8 @@ class OpenRun:
             shutil.rmtree(self.folder.path, ignore_errors=True)
             self.folder = None
 
-    def append_steps(self, records: list[StepRecord]) -> None:
-        """Write the records of steps."""
+    def steps_recorded(self, records: list[StepRecord]) -> None:
+        """Write the records of finished steps."""
         self.result.append_steps(records)
         if self.result.error is not None:
             self._warn(self.result.error)
