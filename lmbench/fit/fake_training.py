@@ -154,9 +154,8 @@ class FakeTraining:
         """
         micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES)
         tracker, track = Tracker(self._workspace_bytes), PhaseTrack()
-        resident_count = 0
-        if isinstance(self._data, TokenData) and self._data.placement == "device":
-            resident_count = self._data.num_batches
+        data = self._data
+        resident_count = data.num_batches if isinstance(data, TokenData) and data.placement == "device" else 0
         group_every_dtype()
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         is_alone = self.strategy == "auto" and self.world_size == 1
@@ -168,12 +167,15 @@ class FakeTraining:
             # Fake tensors must not overwrite the files that a step saves.
             patches.enter_context(patch.object(torch, "save", lambda *_, **__: None))
             # The model's settings that follow from the data follow this batch.
-            sizes = {} if self._data is None else shape._asdict()
+            sizes = {} if data is None else shape._asdict()
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
             tracker.move(module)
             apply_mode(module, self.mode, self.zero_grad)
-            _keep_from_values(module)
+            # Fake tensors have no values for callbacks that write, and for metrics to check.
+            configure = module.configure_callbacks
+            module.configure_callbacks = lambda: callbacks_with_memory(configure())  # type: ignore[method-assign]
+            skip_value_checks(module)
             blocks = AlikeBlocks(module, keep_blocks)
             watch = StepWatch(tracker, track, blocks, options, self._users_data, patches, needs_borders)
             trainer = self._trainer(tracker, track, watch, micro_batches)
@@ -263,13 +265,6 @@ def _memory_of_host(tracker: Tracker) -> Any:
         return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     return patch.object(recomputing, "moved_to_host", moved_to_host)
-
-
-def _keep_from_values(module: LightningModule) -> None:
-    """Switch off a module's callbacks that write, and its metrics' checks of values, which fake tensors lack."""
-    configure = module.configure_callbacks
-    module.configure_callbacks = lambda: callbacks_with_memory(configure())  # type: ignore[method-assign]
-    skip_value_checks(module)
 
 
 def _samples(batch: Any) -> int:

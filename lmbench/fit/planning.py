@@ -161,9 +161,12 @@ def make_plan(words: list[str], request: PlanRequest, make: Callable[..., Any] =
     planner = Planner(words, partial(make, workspace_bytes=gpu.workspace_bytes))
     chains = request.chains or planner.chains()
     timed = with_times(chains, request.times) if request.times else chains
-    recipes = {recipe: chain for chain in timed for recipe in recipes_of(chain, planner.samples)}
-    for recipe in request.failed:
-        recipes.pop(recipe, None)
+    recipes = {
+        recipe: chain
+        for chain in timed
+        for recipe in recipes_of(chain, planner.samples)
+        if recipe not in request.failed
+    }
     checked = dict[Recipe, PlanPoint]()
     for step in request.steps if request.times else ():
         # A loader of the user's own has one size.

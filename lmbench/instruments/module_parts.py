@@ -39,8 +39,8 @@ def compile_targets(module: LightningModule, is_regional: bool) -> list[nn.Modul
         targets = list(module.children())
     if not is_regional:
         return targets
-    lists = [blocks for target in targets for blocks in outermost_lists(target, lambda _: True)]
-    return [block for blocks in lists for block in blocks] or targets
+    members = [block for target in targets for blocks in outermost_lists(target, lambda _: True) for block in blocks]
+    return members or targets
 
 
 def is_compiled_whole(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmbench.errors import ExitCode, UsageError, tell
@@ -23,6 +24,7 @@ from lmbench.records.summary import complete_run
 from lmbench.records.vocabulary import RUNNING, Values
 
 
+@dataclass(eq=False, repr=False)
 class OpenRun:
     """A run's record and its folder `results_dir/<run_id>/`, from before there is a folder until the run is closed.
 
@@ -40,22 +42,16 @@ class OpenRun:
         run_id: name of the result folder, for a single run; None makes up a new one for every run.
     """
 
-    run: RunRecord
+    results_dir: str = "results"
+    caller_fields: Values = field(default_factory=dict)
+    config_yaml: str | None = None
+    run_id: str | None = None
+    run: RunRecord = field(init=False)
+    folder: RunFolder | None = field(default=None, init=False)
+    _has_warned: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        results_dir: str = "results",
-        caller_fields: Values | None = None,
-        config_yaml: str | None = None,
-        run_id: str | None = None,
-    ) -> None:
-        self.results_dir = results_dir
-        self.run_id = run_id
-        self.caller_fields = caller_fields or {}
-        self.config_yaml = config_yaml
+    def __post_init__(self) -> None:
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
-        self.folder: RunFolder | None = None
-        self._has_warned = False
 
     @property
     def result(self) -> RunFolder:

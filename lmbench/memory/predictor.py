@@ -72,7 +72,7 @@ class Predictor:
         group: alike blocks that are sharded together; 1 where each is by itself.
     """
 
-    def __init__(self, take_step: TakeStep, shape: Shape, is_slow: bool, group: int = 1) -> None:
+    def __init__(self, take_step: TakeStep, shape: Shape, is_slow: bool = False, group: int = 1) -> None:
         # A search tries the same values more than once.
         self._take_step = cache(take_step)
         self.shape, self._is_slow = shape, is_slow

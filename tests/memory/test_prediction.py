@@ -388,7 +388,7 @@ def test_gpus_are_enough_where_their_part_of_the_shared_memory_fits(shared, rest
     """Sizes are in GiB; a GPU has 100."""
     sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
     trial = FakeStep([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
-    assert Predictor(lambda *_: trial, Shape(1, None), is_slow=False).fewest_ranks(2, ROOM) == enough
+    assert Predictor(lambda *_: trial, Shape(1, None)).fewest_ranks(2, ROOM) == enough
 
 
 @cases("""
@@ -440,7 +440,7 @@ def test_one_prediction_tells_the_largest_shapes_of_each_gpu():
         ]
         return FakeStep(peaks, _reserved_bytes(*shape), None)
 
-    predictor = Predictor(step, Shape(4, 512), is_slow=False)
+    predictor = Predictor(step, Shape(4, 512))
     none, *rows = predictor.fits_on([TargetGpu("", size * 10**9, 0) for size in (16, 80, 141)], has_context=True)
     assert (none.fits, none.largest_batch_size, none.largest_context_length) == (False, None, None)
     for row in rows:
