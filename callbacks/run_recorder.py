@@ -1,22 +1,17 @@
-"""Writes the result folder: step records while the run goes on, the run's record at its start and end."""
+"""Records what is measured, and how the run ends; the OpenRun below it writes that to the result folder."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import shutil
 import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import Strategy
 from torch.distributed import DistStoreError, all_gather_object, distributed_c10d
 
 from lmbench.callbacks.checkpoint_recorder import CheckpointRecorder
@@ -26,38 +21,35 @@ from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.code_owners import is_own_object
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError
 from lmbench.instruments.ending import (
     COMPLETE,
     Ending,
     definition_of_step,
     failed,
     frame_location,
-    interrupted,
     is_usage_error,
     judge,
 )
 from lmbench.instruments.environment import capture_environment, refuse_unlike, torch_flags
 from lmbench.instruments.flight_recorder import failed_collective
+from lmbench.instruments.open_run import OpenRun
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
 from lmbench.interruption import held, interrupt, received
-from lmbench.masking import MASK, masked_message, to_fill_in
+from lmbench.masking import masked_message
 from lmbench.records.load import load_run
-from lmbench.records.measured import Guard
-from lmbench.records.process import milestones, now, process_identity, reach
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.store import TRACEBACK_FILE, RunFolder
+from lmbench.records.store import TRACEBACK_FILE
 from lmbench.records.summary import complete_run, join_ranks, rank_record
-from lmbench.records.vocabulary import RUNNING, Stage, Values
+from lmbench.records.vocabulary import Stage
 
 
-class RunRecorder(Observer):
+class RunRecorder(OpenRun, Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer, HostOwners, a CheckpointRecorder and a CommunicationProbe, if the Trainer has none, and a
-    LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried again, and records
-    that are lost in the end make the outcome `error`.
+    The OpenRun writes; this observer tells it what is measured, and how the run ends. It adds a PhaseTimer, HostOwners,
+    a CheckpointRecorder and a CommunicationProbe, if the Trainer has none, and a LearningRate if a scheduler changes
+    the rate.
 
     Recorded beside the fields of all other callbacks:
 
@@ -66,45 +58,9 @@ class RunRecorder(Observer):
     - `rank`, `world_size`, `data_parallel_size`, `per_rank`: the ranks; the record of rank 0 stands for all.
     - `phases`, `throughput`, `loss`, `scalars`, `guards`: the summary of the window, made at the end.
 
-    Attributes:
-        run: the record as last written.
-        folder: the result folder; None while there is none.
-
-    Args:
-        results_dir: folder of result folders.
-        caller_fields: fields of the record that only the caller knows (command line, resolved config, mode), by name.
-        config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
-        run_id: name of the result folder, for a single run; None makes up a new one for every run.
-
     Raises:
         UsageError: the result folder cannot be written, or the ranks differ in code, settings or device.
     """
-
-    def __init__(
-        self,
-        results_dir: str = "results",
-        caller_fields: Values | None = None,
-        config_yaml: str | None = None,
-        run_id: str | None = None,
-    ) -> None:
-        self.results_dir = results_dir
-        self.run_id = run_id
-        self.caller_fields = caller_fields or {}
-        self.config_yaml = config_yaml
-        self.run = RunRecord(SCHEMA_VERSION, RUNNING)
-        self.folder: RunFolder | None = None
-        self._has_warned = False
-
-    @property
-    def result(self) -> RunFolder:
-        """The result folder, once there is one."""
-        assert self.folder is not None
-        return self.folder
-
-    @property
-    def exit_code(self) -> ExitCode | None:
-        """The exit code of the run; None while it goes on."""
-        return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
     def prepare(self) -> None:
         trainer, run = self.trainer, self.run
@@ -117,7 +73,8 @@ class RunRecorder(Observer):
         run.is_profiled = type(trainer.profiler) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
-            self._open(trainer.strategy)
+            self.open(trainer.strategy.broadcast if run.world_size != 1 else None)
+        self.session.folder = self.result.path
 
     def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
@@ -140,7 +97,7 @@ class RunRecorder(Observer):
         run.flops = describe_flops(self.module, str(run.mode))
         note_peak(run)
         run.data = describe_data(self.trainer)
-        self._write()
+        self.write()
 
     def before_window(self) -> None:
         # The module's own hooks and steps may have changed these since the start.
@@ -177,7 +134,7 @@ class RunRecorder(Observer):
         elif session.window_steps:
             if self.trainer.world_size > 1:
                 self._await_ranks()
-                self._summarize()
+                self.summarize()
                 # Gather on every rank, but join only in the record of rank 0, which stands for all.
                 ranks: list[Any] = [None] * self.trainer.world_size
                 all_gather_object(ranks, rank_record(self.run))
@@ -213,22 +170,6 @@ class RunRecorder(Observer):
                     "batches"
                 ) from error
 
-    def take_over(self, path: Path, ending: Ending | None) -> None:
-        """Take over the record of a run that other processes measured.
-
-        Args:
-            path: the run's result folder.
-            ending: how the run ended, where its processes could not record it; None keeps their ending.
-        """
-        run = load_run(path)
-        self.folder, self.run = RunFolder(path), run.record
-        if ending is None:
-            return
-        if self.exit_code is None:
-            # Its process was ended before it could summarize the steps.
-            complete_run(self.run, run.steps)
-        self.close(ending)
-
     def end_by(self, exception: BaseException) -> None:
         """Record the exception that ended the run, also where Lightning reported none; the first one recorded stays.
 
@@ -244,21 +185,21 @@ class RunRecorder(Observer):
     def teardown(self, *_: Any, **__: Any) -> None:
         # Nothing was measured in a loop without a batch, of which Lightning calls no hook.
         if self.exit_code is None:
-            self._discard()
+            self.discard()
 
     def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
             return
         session = self.session
         if is_usage_error(exception) and received() is None and not (session and session.window_steps):
-            self._discard()
+            self.discard()
             return
         with held():
             if self.folder is None:
                 if _get_rank():
                     # Only rank 0 makes a folder for a failure before `setup`.
                     return
-                self._open()
+                self.open()
             ending = self._judge(exception)
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
                 # Probe steps take more memory than the window, which was complete before them.
@@ -289,137 +230,10 @@ class RunRecorder(Observer):
                 ending.error.traceback_file = TRACEBACK_FILE
         return ending
 
-    def _open(self, strategy: Strategy | None = None) -> None:
-        """Make the result folder and write the first record, so that the run has one however it ends.
-
-        Rank 0 makes the result folder, and every further rank a folder `rank<n>` in it.
-
-        Raises:
-            UsageError: the folder cannot be written.
-        """
-        run = self.run
-        if not run.rank:
-            self.folder = RunFolder.create(self.results_dir, self.run_id)
-        if strategy is not None and run.world_size != 1:
-            parent = strategy.broadcast(str(self.folder.path) if self.folder is not None else "")
-            self.folder = self.folder or RunFolder.create(parent, f"rank{run.rank}")
-        assert self.folder is not None
-        if self.session is not None:
-            self.session.folder = self.folder.path
-        run.run_id, run.started_at = self.folder.path.name, now()
-        run.pid, run.boot_id, run.process_start_s = process_identity()
-        for name, value in self.caller_fields.items():
-            setattr(run, name, value)
-        try:
-            if self.config_yaml is not None:
-                path = self.folder.path / "config.yaml"
-                path.write_text(self.config_yaml)
-                # Masked values appear as `***`, which is refused until somebody fills them in.
-                masked = [f"--{name}={MASK}" for name in to_fill_in(run.config)]
-                run.replay_command = shlex.join(["lmbench", run.command or "fit", "--config", str(path), *masked])
-            self.folder.write_run(run)
-        except OSError as error:
-            self._discard()
-            reason = error.strerror or error
-            message = f"results folder {self.results_dir!r} cannot be written: {reason}; choose another"
-            raise UsageError(message) from error
-        self.folder.reserve()
-
-    def _discard(self) -> None:
-        if self.folder is not None:
-            shutil.rmtree(self.folder.path, ignore_errors=True)
-            self.folder = None
-
-    def steps_recorded(self, records: list[StepRecord]) -> None:
-        self.result.append_steps(records)
-        if self.result.error is not None:
-            self._warn(self.result.error)
-
-    def _write(self) -> bool:
-        if self.run.pid == os.getpid():
-            # A process that takes over a record keeps those of the process that measured.
-            self.run.milestones = milestones()
-        try:
-            self.result.write_run(self.run)
-        except OSError as error:
-            self._warn(error)
-            return False
-        return True
-
-    def _warn(self, error: OSError) -> None:
-        """Print once that the result cannot be written."""
-        if self._has_warned:
-            return
-        self._has_warned = True
-        with suppress(OSError):
-            tell(f"{self.result.path}: {error.strerror or error}; measuring goes on, records wait in memory")
-
-    def complete(self, field: str, part: object, guards: list[Guard]) -> None:
-        """Add to the closed record what a pass's reader found in the trace, the history or a prediction.
-
-        Args:
-            field: name of the record's field; `rooms.NAME` is a key of its open mapping.
-            part: value of the field.
-            guards: further guards; under `strict` one that fails changes the exit code.
-
-        Raises:
-            OSError: the record cannot be written.
-        """
-        with held():
-            name, _, room = field.partition(".")
-            if room:
-                getattr(self.run, name)[room] = part
-            else:
-                setattr(self.run, name, part)
-            self.run.guards += guards
-            if self.exit_code is ExitCode.OK:
-                self._note(self._complete_ending())
-            self.result.write_run(self.run)
-
-    def close(self, ending: Ending) -> None:
-        """Close the record, or change its ending where something failed after it was closed."""
-        with held():
-            if self.exit_code is None:
-                self._note(ending)
-                if ending is not COMPLETE:
-                    # Summarizing takes time, and a kill meanwhile must not lose the outcome.
-                    self._write()
-                self.result.close()
-                self.run.unwritten_step_count = self.result.unwritten_count
-                failure = self._summarize() if self.session is not None else None
-                if ending.outcome == "ok":
-                    ending = failure or self._first_failure()
-            self._note(ending)
-            reach("closed")
-            # Frees the disk space that was reserved for the last record.
-            self.result.release()
-            if not self._write() and getattr(self.run.error, "phase", "recording") == "recording":
-                message = "run.json could not be written, and this summary is from memory"
-                self._note(failed("OSError", message, "recording"))
-
-    def _note(self, ending: Ending) -> None:
-        self.run.outcome, self.run.error = ending.outcome, ending.error
-        self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
-
-    def _complete_ending(self) -> Ending:
-        """The ending of a run in which nothing failed but, under `strict`, a guard."""
-        has_failed_guard = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
-        return Ending("ok", ExitCode.GUARD_FAILED) if has_failed_guard else COMPLETE
-
-    def _first_failure(self) -> Ending:
-        """The ending of a run that measured to its end and has a summary, by the first failure after that."""
-        if (signum := received()) is not None:
-            return interrupted(signum, "summary")
-        count, error, profile = self.result.unwritten_count, self.result.error, self.run.profile
-        if count or error is not None:
-            reason = (error and error.strerror) or "memory for records that wait was used up"
-            message = f"{reason}: {count} steps are not in steps.jsonl; the summary has them"
-            return failed("OSError", message, "recording")
-        if profile is not None and profile.trace_error:
-            return failed("OSError", f"{profile.trace_error}: the trace is lost, the steps are there", "recording")
-        window = self.run.window
-        if not window.steps or window.skipped_count != window.steps:
-            return self._complete_ending()
+    def first_failure(self) -> Ending:
+        ending, window = super().first_failure(), self.run.window
+        if ending.outcome != "ok" or not window.steps or window.skipped_count != window.steps:
+            return ending
         # Each step of the window was skipped, so that it has no step time.
         if self.session is None or self.session.track.has_scaler:
             return Ending("ok", ExitCode.GUARD_FAILED)
@@ -429,8 +243,10 @@ class RunRecorder(Observer):
         ending.error.location = frame_location(definition_of_step(self.module))
         return ending
 
-    def _summarize(self) -> Ending | None:
-        """Summarize the steps in the record; returns the ending if that fails, after printing the traceback."""
+    def summarize(self) -> Ending | None:
+        """Complete the record by its steps; returns the ending if that fails, after printing the traceback."""
+        if self.session is None:
+            return None
         try:
             complete_run(self.run, self._steps(), self.session.raw_wall_s)
         except Exception as fault:

@@ -38,8 +38,8 @@ from lmbench.errors import UsageError, error_line, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer, as_list
-from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
+from lmbench.instruments.module_parts import AlikeBlocks
 from lmbench.instruments.turns import TurnTaking
 from lmbench.interruption import exits_raised, held, is_listening, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from lmbench.errors import UsageError, check_at_least, check_known
 from lmbench.fit.mixed_precision import Fp8Precision
-from lmbench.instruments.compiling import CompileOptions, compile_targets
+from lmbench.instruments.module_parts import compile_targets
 from lmbench.precision import find_precision
 from lmbench.records.vocabulary import Values
 
@@ -147,7 +147,7 @@ class ModelParallel(ModelParallelStrategy):
         # Lightning calls `training_step`, not the LightningModule.
         children = [child for child in module.children() if next(child.parameters(), None) is not None]
         root = children[0] if len(children) == 1 else module
-        targets = compile_targets(module, CompileOptions(regional=True))
+        targets = compile_targets(module, is_regional=True)
         blocks = [block for block in targets if block not in (module, root)]
         for first in range(0, len(blocks), self.blocks_per_group):
             group = blocks[first : first + self.blocks_per_group]

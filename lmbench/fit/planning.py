@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError, tell
+from lmbench.fit.fake_training import FakeTraining
 from lmbench.fit_options import option_words
 from lmbench.memory.block_times import MeasuredStep, with_times
 from lmbench.memory.chain import FEW_BLOCKS, FLOPS_PER_HOST_BYTE, Chain, ChainSample, at_sizes, chain_of, sample_of
@@ -35,19 +36,19 @@ class Planner:
 
     Args:
         words: the configuration, as options of `lmbench fit`.
-        predict: makes a Prediction of words.
+        make: makes a FakeTraining of words.
 
     Raises:
         UsageError: the words are wrong.
     """
 
-    def __init__(self, words: list[str], predict: Callable[[list[str]], Any]) -> None:
-        self._words, self._predict = words, predict
-        given = predict(words)
+    def __init__(self, words: list[str], make: Callable[[list[str]], Any]) -> None:
+        self._words, self._make = words, make
+        given = make(words)
         # Hooks that move tensors to the host would break a compiled graph.
         self._treatments = [name for name, kept in TREATMENTS.items() if not (given.is_compiled and "offload" in kept)]
-        self._options, self._batch_size = given.options, given.batch_size
-        self.samples = given.batch_size * given.micro_batches
+        self._options, self._shape = given.options, given.shape
+        self.samples = given.shape.batch_size * given.micro_batches
         #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by kind of recipe.
         self._ratios = dict[Kind, tuple[float, float]]()
         #: Ratios of measured to predicted work.
@@ -61,7 +62,7 @@ class Planner:
         """The chain of each size of the micro-batch, with the loss whole and in chunks; two sizes tell those of all."""
         sizes = [size for size in range(self.samples, 0, -1) if self.samples % size == 0]
         if "data.batch_size" not in self._options:
-            sizes = [self._batch_size]
+            sizes = [self._shape.batch_size]
         known = [self._chain(size, self._treatments) for size in sizes[:2]]
         chains = at_sizes(known, sizes)
         if self._options.get("model.loss") == "whole":
@@ -81,8 +82,8 @@ class Planner:
         for name, kept in [("none", more), *((name, fewer) for name in treatments)]:
             tell(f"a step of batch {batch_size}, recomputed with {name} kept")
             options = self._options_of(Recipe(batch_size, 1, name, is_chunked=is_chunked))
-            prediction = self._predict([*self._words, *option_words(options)])
-            tracker, watch = prediction.run(batch_size, prediction.context_length, kept, needs_borders=True)
+            training = self._make([*self._words, *option_words(options)])
+            tracker, watch = training.run(self._shape._replace(batch_size=batch_size), kept, needs_borders=True)
             kinds, borders = watch.blocks.kinds, watch.borders
             if not kinds:
                 raise UsageError(
@@ -123,7 +124,7 @@ class Planner:
         """The point with the peak of a fake step of all blocks."""
         recipe = point.recipe
         tell(f"checking batch {recipe.batch_size}, recomputed: {recipe.words}")
-        predictor = self._predict([*self._words, *option_words(point.options)]).predictor()
+        predictor = self._make([*self._words, *option_words(point.options)]).predictor()
         peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes + self._missed_bytes
         self._ratios[_kind_of(recipe)] = peak / predicted_peak(chain, recipe), reserved / peak
         return replace(point, peak_bytes=peak, reserved_bytes=reserved, is_checked=True)
@@ -150,19 +151,22 @@ def _kind_of(recipe: Recipe) -> Kind:
     return recipe.batch_size, recipe.treatment, recipe.group > 1, recipe.is_nested
 
 
-def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any]) -> MemoryPlan:
+def make_plan(words: list[str], request: PlanRequest, make: Callable[..., Any] = FakeTraining) -> MemoryPlan:
     """The frontier of work against memory, and the recipes of least work that fit, which are checked.
 
     Raises:
         UsageError: the words are wrong, the module has no list of blocks, or it cannot run on fake tensors.
     """
     started, gpu = time.perf_counter(), request.gpu
-    planner = Planner(words, partial(predict, workspace_bytes=gpu.workspace_bytes))
+    planner = Planner(words, partial(make, workspace_bytes=gpu.workspace_bytes))
     chains = request.chains or planner.chains()
     timed = with_times(chains, request.times) if request.times else chains
-    recipes = {recipe: chain for chain in timed for recipe in recipes_of(chain, planner.samples)}
-    for recipe in request.failed:
-        recipes.pop(recipe, None)
+    recipes = {
+        recipe: chain
+        for chain in timed
+        for recipe in recipes_of(chain, planner.samples)
+        if recipe not in request.failed
+    }
     checked = dict[Recipe, PlanPoint]()
     for step in request.steps if request.times else ():
         # A loader of the user's own has one size.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,11 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 
 from lmbench.errors import UsageError
-from lmbench.instruments.alike_blocks import outermost_lists
+from lmbench.instruments.module_parts import compile_targets, is_compiled_whole
 from lmbench.records.vocabulary import Values
 
 #: Seconds that a compile worker gets to end by itself.
@@ -90,50 +89,16 @@ def is_compiled(module: nn.Module) -> bool:
     return any(map(is_compiled_whole, module.modules()))
 
 
-def is_compiled_whole(module: nn.Module) -> bool:
-    """Whether a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
-    return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
-
-
-def hooked_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The submodules that take hooks at any time, by name.
-
-    TorchScript's take none, and one that was compiled in place is compiled anew for its own by torch 2.14.
-    """
-    for name, child in module.named_modules():
-        if name and not isinstance(child, torch.jit.ScriptModule) and child._compiled_call_impl is None:
-            yield name, child
-
-
 def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack) -> list[str]:
     """Compile the module's targets, without renaming a parameter; returns the names of the targets.
 
     When the stack `undo` is closed, they are as they were.
     """
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    targets = compile_targets(module, options)
+    targets = compile_targets(module, options.regional)
     for target in targets:
         _compile_call(target, options, undo)
     return [names.get(id(target), type(target).__name__) for target in targets]
-
-
-def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn.Module]:
-    """The modules to compile, each by itself.
-
-    These are the answer of the module's `compile_targets()` if it has that method, else the module itself if it defines
-    `forward`, else its children. With `regional` they are the members of the module lists inside those.
-    """
-    method = getattr(module, "compile_targets", None)
-    if callable(method):
-        targets: list[nn.Module] = list(method())
-    elif type(module).forward is not LightningModule.forward:
-        targets = [module]
-    else:
-        targets = list(module.children())
-    if not options.regional:
-        return targets
-    lists = [blocks for target in targets for blocks in outermost_lists(target, lambda _: True)]
-    return [block for blocks in lists for block in blocks] or targets
 
 
 def empty_cache() -> str | None:

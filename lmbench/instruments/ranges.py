@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.profiler import record_function
 
-from lmbench.instruments.compiling import hooked_modules
+from lmbench.instruments.module_parts import hooked_modules
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.records.vocabulary import MODULE, PAUSES, PHASE, STEP
 

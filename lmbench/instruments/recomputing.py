@@ -20,7 +20,7 @@ from torch.nn.attention import _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmbench.errors import UsageError, check_at_least
-from lmbench.instruments.alike_blocks import block_lists
+from lmbench.instruments.module_parts import block_lists
 from lmbench.sizes import ModelShape, runs_again
 
 Kept = Literal["inputs", "attention", "matmuls", "all"]

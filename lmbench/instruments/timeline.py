@@ -7,7 +7,7 @@ So the phases of a step sum to the step by construction. The summary checks the 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from lmbench.device.clock import HostClock
-from lmbench.instruments.alike_blocks import is_called
-from lmbench.instruments.compiling import is_compiled_whole
+from lmbench.instruments.module_parts import marked_modules
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.step import StepRecord
@@ -188,17 +187,6 @@ def lag_verdicts(steps: Sequence[Step]) -> PerPhase[LagVerdict]:
 MAX_MARKED_MODULES = 256
 
 
-def block_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules whose ends are marked: members of module lists, modules beside these lists (embedding, head), and
-    each compiled module as a whole."""
-    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
-    for child in module.children():
-        if is_called(child) and (is_list or is_compiled_whole(child) or not [*child.children()]):
-            yield child
-        else:
-            yield from block_modules(child)
-
-
 class ProbeMarks(ExitStack):
     """Calls `note` when a block's forward ends and when the gradient of its output is ready, until `close`.
 
@@ -213,7 +201,7 @@ class ProbeMarks(ExitStack):
         super().__init__()
         self._note = note
         # TorchScript modules take no hooks.
-        blocks = dict.fromkeys(m for m in block_modules(module) if not isinstance(m, torch.jit.ScriptModule))
+        blocks = dict.fromkeys(m for m in marked_modules(module) if not isinstance(m, torch.jit.ScriptModule))
         modules = list(blocks)[:MAX_MARKED_MODULES]
         self.count = len(modules)
         for marked in modules:

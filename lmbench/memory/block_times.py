@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError
-from lmbench.memory.chain import FEW_BLOCKS, Chain, at_sizes, between, work_of
+from lmbench.memory.chain import FEW_BLOCKS, Chain, at_sizes, work_of
 from lmbench.memory.recipe import Recipe, recipe_of
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.schema import value_at
@@ -70,9 +70,9 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
             )
         work = work_of({kind: row.micro_batch_s for kind, row in whole.items()}, own.micro_batch_s)
         work |= {
-            "forward": (many.forward_s - few.forward_s) / (more - fewer),
+            "forward": FEW_BLOCKS.each(few.forward_s, many.forward_s),
             "adding": chain.work["adding"] * work["none"] / chain.work["none"],
-            "update": between(few.update_s, many.update_s, (chain.count - fewer) / (more - fewer)),
+            "update": FEW_BLOCKS.at(chain.count, few.update_s, many.update_s),
         }
         blocks = {name: block for name, block in chain.blocks.items() if name in work}
         known[chain.is_chunked].append(replace(chain, blocks=blocks, work=work))

@@ -14,8 +14,6 @@ from msgspec.structs import replace
 from lmbench.memory.allocator import Allocation, frame_of
 from lmbench.memory.blocks import held_at, held_bytes, rounded_bytes
 
-#: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
-FEW_BLOCKS = (3, 6)
 #: FLOPs that take as long as moving a byte, chosen for a GPU that multiplies at 400 TFLOP/s and moves 2.5 TB/s, and
 #: 50 GB/s to and from its host. They only rank recipes, where no times of a block were measured.
 FLOPS_PER_BYTE, FLOPS_PER_HOST_BYTE = 160, 8000
@@ -62,6 +60,30 @@ def between(a: Any, b: Any, share: float) -> Any:
     if isinstance(a, tuple):
         return type(a)(*(between(x, y, share) for x, y in zip(a, b, strict=True)))
     return a + share * (b - a)
+
+
+class FewBlocks(NamedTuple):
+    """Two numbers of alike blocks, whose steps tell those of any number: both memory and work are linear in it.
+
+    A forecast takes 2 and 4 of them, or of the groups that are sharded together, compiled as in the run, for the peaks
+    of one configuration. A plan takes FEW_BLOCKS, whose borders tell what each block adds, for the peaks of any recipe:
+    in three blocks there is one that is neither the first nor the last.
+    """
+
+    fewer: int
+    more: int
+
+    def each(self, few: float, many: float) -> float:
+        """What a block adds to a number, which is `few` with fewer blocks, and `many` with more."""
+        return (many - few) / (self.more - self.fewer)
+
+    def at(self, count: int, few: Any, many: Any) -> Any:
+        """What `count` blocks have, on the line `between` what fewer and more of them have."""
+        return between(few, many, (count - self.fewer) / (self.more - self.fewer))
+
+
+#: The blocks of a plan's steps; the second one of the fewer stands for all others.
+FEW_BLOCKS = FewBlocks(3, 6)
 
 
 class BlockBorders(Struct):
@@ -171,7 +193,7 @@ def chain_facts(sample: ChainSample, none: Sequence[BlockFacts]) -> ChainFacts:
     return ChainFacts(*map(float, figures))
 
 
-def work_of(works: Mapping[tuple[str, int], float], own: float, treated: int = FEW_BLOCKS[0]) -> dict[str, float]:
+def work_of(works: Mapping[tuple[str, int], float], own: float, treated: int = FEW_BLOCKS.fewer) -> dict[str, float]:
     """The work that steps of few blocks tell, as a chain has it; a forward is a third of the FLOPs of matrix products.
 
     Args:
@@ -181,7 +203,7 @@ def work_of(works: Mapping[tuple[str, int], float], own: float, treated: int = F
     """
     fewer, more = FEW_BLOCKS
     few = works["none", fewer]
-    per_block = (works["none", more] - few) / (more - fewer)
+    per_block = FEW_BLOCKS.each(few, works["none", more])
     blocks = {name: per_block + (work - few) / treated for (name, kept), work in works.items() if kept == fewer}
     return {**blocks, "rest": own - per_block * fewer, "forward": per_block / 3}
 
@@ -196,7 +218,7 @@ def chain_of(
             blocks of several kinds are of all blocks, whatever the number; their work counts as that of the rest,
             except for what treatments add.
     """
-    fewer, more = FEW_BLOCKS
+    fewer = FEW_BLOCKS.fewer
     treated = len(samples["none", fewer].borders.leave)
     # Other parts of a step are beside the first and the last block: these stand for their kind only if no other does.
     standing = {kinds[index]: index for index in (treated - 1, 0, *range(treated - 2, 0, -1))}
@@ -210,7 +232,7 @@ def chain_of(
     blocks = {name: facts for name, facts in blocks.items() if name == "none" or kept_bytes[name] < kept_bytes["none"]}
     none = [blocks["none"][kind] for kind in kinds]
     few, many = (chain_facts(samples["none", kept], none) for kept in FEW_BLOCKS)
-    facts = between(few, many, (len(kinds) - fewer) / (more - fewer))
+    facts = FEW_BLOCKS.at(len(kinds), few, many)
     works = {key: sample.work for key, sample in samples.items()}
     work = {
         **work_of(works, works["none", fewer], treated),

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from lmbench.instruments.compiling import framed
-from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
+from lmbench.memory.fake_gpu import CudaAttention
+from lmbench.memory.tracker import MATMULS, Tracker
 
 # Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
 # Their inputs and outputs are in memory, even where everything else is fused into one pass.

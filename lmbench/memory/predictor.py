@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lmbench.errors import UsageError
 from lmbench.memory.blocks import Category
-from lmbench.memory.chain import between
+from lmbench.memory.chain import FewBlocks
 from lmbench.memory.forecast import FitOnGpu, PhasePeak, TargetGpu
 from lmbench.records.vocabulary import PHASES
 
@@ -47,10 +47,15 @@ class FakeStep(NamedTuple):
     block_count: int | None
 
 
-#: A batch size and a context length; None for data that is not lmbench's own.
-Shape = tuple[int, int | None]
-#: Takes a fake step of a batch size and a context length with a number of the alike blocks (None: all of them).
-TakeStep = Callable[[int, int | None, int | None], FakeStep]
+class Shape(NamedTuple):
+    """A batch size and a context length, which is None for data that is not lmbench's own."""
+
+    batch_size: int
+    context_length: int | None
+
+
+#: Takes a fake step of a shape with a number of the alike blocks (None: all of them).
+TakeStep = Callable[[Shape, int | None], FakeStep]
 
 
 class Predictor:
@@ -61,33 +66,30 @@ class Predictor:
 
     Args:
         take_step: takes one fake step.
-        batch_size, context_length: the configuration asked for.
+        shape: the configuration asked for.
         is_slow: whether a whole step takes long, since the network is compiled as a whole. Then steps of 2, 3 and 4
             groups have to agree, instead of those of 2 and 4 groups and of all blocks.
         group: alike blocks that are sharded together; 1 where each is by itself.
     """
 
-    def __init__(
-        self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool, group: int = 1
-    ) -> None:
+    def __init__(self, take_step: TakeStep, shape: Shape, is_slow: bool = False, group: int = 1) -> None:
         # A search tries the same values more than once.
         self._take_step = cache(take_step)
-        self.batch_size, self.context_length, self._is_slow = batch_size, context_length, is_slow
-        #: Few blocks: two groups of them, and four.
-        self._few = 2 * group, 4 * group
+        self.shape, self._is_slow = shape, is_slow
+        self._few = FewBlocks(2 * group, 4 * group)
         self._kept = 3 * group if is_slow else None
-        self._trial = trial = self._take_step(batch_size, context_length, self._kept)
+        self._trial = trial = self._take_step(shape, self._kept)
         self._peaks, self.method = trial.peaks, "every block"
-        if is_slow and trial.block_count is not None:
-            self._peaks = self.peaks(batch_size, context_length)
+        self.reserved_bytes = trial.reserved_bytes
+        if is_slow:
+            if trial.block_count is not None:
+                self._peaks = self.peaks(shape)
+            self.reserved_bytes = round(peak_bytes(self._peaks) * (1 + FRAGMENTATION_FRACTION))
             if self._block_count is not None:
                 few = "{} and {}".format(*self._few)
                 self.method = f"{few} of {self._block_count} alike blocks, checked by {self._kept}"
         self.phases = by_phase(self._peaks)
         self.run_peak_bytes = peak_bytes(self._peaks)
-        self.reserved_bytes = trial.reserved_bytes
-        if is_slow:
-            self.reserved_bytes = round(self.run_peak_bytes * (1 + FRAGMENTATION_FRACTION))
 
     @cached_property
     def _block_count(self) -> int | None:
@@ -95,7 +97,7 @@ class Predictor:
         trial = self._trial
         if trial.block_count is None:
             return None
-        few = self._from_few(self.batch_size, self.context_length, self._kept or trial.block_count)
+        few = self._from_few(self.shape, self._kept or trial.block_count)
         return trial.block_count if _are_alike(few, trial.peaks) else None
 
     def fits_on(self, gpus: Sequence[TargetGpu], has_context: bool) -> list[FitOnGpu]:
@@ -109,16 +111,13 @@ class Predictor:
         batches = contexts = none
         # No larger batch can be made of one that tells its lengths in a list.
         with suppress(UsageError):
-            batches = self._largest(gpus, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
+            batches = self._largest(gpus, "batch_size", 1, MAX_BATCH)
         if has_context:
-            start = self.context_length or CONTEXT_UNIT
-            contexts = self._largest(gpus, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
+            contexts = self._largest(gpus, "context_length", CONTEXT_UNIT, MAX_CONTEXT)
         fits = [gpu.fits(self.reserved_bytes) for gpu in gpus]
         return [FitOnGpu(*row) for row in zip(gpus, fits, batches, contexts, strict=True)]
 
-    def _largest(
-        self, gpus: Sequence[TargetGpu], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
-    ) -> list[int | None]:
+    def _largest(self, gpus: Sequence[TargetGpu], name: str, unit: int, limit: int) -> list[int | None]:
         """The largest value that fits on each GPU, a multiple of `unit` up to `limit`.
 
         The peak of each part of a step is a polynomial: of the first degree in the batch size, of the second in the
@@ -126,12 +125,15 @@ class Predictor:
         The bytes reserved beyond a peak lie between those of the first and of the last of these.
 
         Args:
-            shape_of: the batch size and context length with a value.
-            start: the configuration's value.
+            name: the field of the shape that is varied.
         """
+        start: int = getattr(self.shape, name)
+
+        def shape_of(value: int) -> Shape:
+            return self.shape._replace(**{name: value})
 
         def through(values: list[int]) -> Callable[[int], float]:
-            sizes = [[peak.total_bytes for peak in self.peaks(*shape_of(value))] for value in values]
+            sizes = [[peak.total_bytes for peak in self.peaks(shape_of(value))] for value in values]
             polynomials = np.polyfit(values, sizes, len(values) - 1)
             return lambda value: float(np.polyval(polynomials, value).max())
 
@@ -140,19 +142,17 @@ class Predictor:
         far = max(far, 4 * start, 4 * unit)
         peak = through([start, max(2 * start, far // unit // 2 * unit), far])
         ends = [peak(value) for value in (start, far)]
-        beyond = [self._bytes_beyond_peak(*shape_of(value)) for value in (start, far)]
+        beyond = [self._bytes_beyond_peak(shape_of(value)) for value in (start, far)]
 
         def reserve(value: int) -> float:
             return peak(value) + float(np.interp(peak(value), ends, beyond))
 
         return [largest_that_fits(reserve, gpu.room_bytes, start, unit, limit) for gpu in gpus]
 
-    def _bytes_beyond_peak(self, batch_size: int, context_length: int | None) -> float:
+    def _bytes_beyond_peak(self, shape: Shape) -> float:
         """The bytes that are reserved beyond the peak, from a step of all blocks unless that is slow."""
-        peak = peak_bytes(self.peaks(batch_size, context_length))
-        if self._is_slow:
-            return peak * FRAGMENTATION_FRACTION
-        return self._take_step(batch_size, context_length, None).reserved_bytes - peak
+        peak = peak_bytes(self.peaks(shape))
+        return peak * FRAGMENTATION_FRACTION if self._is_slow else self._take_step(shape, None).reserved_bytes - peak
 
     def fewest_ranks(self, world_size: int, gpu: TargetGpu) -> int | None:
         """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
@@ -169,23 +169,22 @@ class Predictor:
             counts.append(ceil(shared_bytes * world_size / room_bytes))
         return max(counts)
 
-    def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
+    def peaks(self, shape: Shape) -> list[PhasePeak]:
         """The peak of each phase and region of a configuration, from few blocks if they tell the peaks of all."""
-        few = self._from_few(batch_size, context_length, self._block_count) if self._block_count else []
-        return few or self._take_step(batch_size, context_length, None).peaks
+        few = self._from_few(shape, self._block_count) if self._block_count else []
+        return few or self._take_step(shape, None).peaks
 
-    def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak]:
+    def _from_few(self, shape: Shape, count: int) -> list[PhasePeak]:
         """The peaks of `count` blocks, on the line through those of two and of four groups.
 
         Empty if steps of two and of four groups have different phases or regions.
         """
-        fewer, more = self._few
-        two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in self._few)
+        two, four = (self._take_step(shape, kept).peaks for kept in self._few)
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
             return []
-        share, peaks = (count - fewer) / (more - fewer), []
+        peaks = []
         for of_two, of_four in zip(two, four, strict=True):
-            sizes = between(of_two.peak, of_four.peak, share)
+            sizes = self._few.at(count, of_two.peak, of_four.peak)
             peaks.append(replace(of_four, peak={name: round(size) for name, size in sizes.items()}))
         return peaks
 

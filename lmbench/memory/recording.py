@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from lmbench.instruments.compiling import hooked_modules
+from lmbench.instruments.module_parts import hooked_modules
 from lmbench.instruments.subject import tensors_of
 from lmbench.memory.blocks import (
     BACKWARD,

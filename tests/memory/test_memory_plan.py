@@ -12,13 +12,14 @@ from runs import make_run
 from tables import cases, stored
 
 from lmbench.campaign.planning import few_blocks
+from lmbench.fit.fake_training import FakeTraining
 from lmbench.fit.planning import Planner, make_plan
-from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import plan_answer
 from lmbench.memory.block_times import BlockTime, MeasuredStep, times_of, with_times
 from lmbench.memory.chain import FEW_BLOCKS, BlockFacts, Chain, ChainFacts
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import MemoryPlan, PlanPoint, PlanRequest, frontier
+from lmbench.memory.predictor import Shape
 from lmbench.memory.recipe import Recipe, predicted_peak, predicted_work, recipes_of
 
 MIB = 2**20
@@ -33,7 +34,7 @@ OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.context_leng
 
 def _compared(recipes, *words):
     """The words of recipes, with their peaks by the walk and by fake steps of all blocks."""
-    planner = Planner(list(words), Prediction)
+    planner = Planner(list(words), FakeTraining)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
     for recipe in recipes:
@@ -45,7 +46,7 @@ def _compared(recipes, *words):
 
 def planned(budget_mib, *words):
     request = PlanRequest(TargetGpu("a budget", budget_mib * MIB + CONTEXT_BYTES, 0))
-    return in_fork(make_plan, [*words, "--data.batch_size=1"], request, Prediction)
+    return in_fork(make_plan, [*words, "--data.batch_size=1"], request)
 
 
 def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
@@ -168,8 +169,8 @@ def planted_plan(reserved, **request):
         def predictor():
             return SimpleNamespace(run_peak_bytes=380, reserved_bytes=next(reserved, 399))
 
-        options = dict.fromkeys(("data.batch_size", "trainer.recompute"))
-        return SimpleNamespace(is_compiled=False, options=options, batch_size=4, micro_batches=1, predictor=predictor)
+        options, shape = dict.fromkeys(("data.batch_size", "trainer.recompute")), Shape(4, None)
+        return SimpleNamespace(is_compiled=False, options=options, shape=shape, micro_batches=1, predictor=predictor)
 
     return make_plan([], PlanRequest(TargetGpu("a budget", 400 + CONTEXT_BYTES, 0), **request), predict)
 
@@ -224,7 +225,7 @@ def test_a_step_that_took_longer_than_its_blocks_told_leaves_the_plan_to_other_r
 
     def points(**seen):
         request = PlanRequest(TargetGpu("a budget", 2**30, 0), times, [chain], **seen, checks=0)
-        plan = in_fork(make_plan, [*OWN, "--data.batch_size=4"], request, Prediction)
+        plan = in_fork(make_plan, [*OWN, "--data.batch_size=4"], request)
         return {point.recipe: point for point in plan.points}
 
     first = points()

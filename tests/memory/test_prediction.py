@@ -20,7 +20,7 @@ from lmbench.fit.prediction import forecast
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.blocks import CATEGORIES
 from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, TargetGpu
-from lmbench.memory.predictor import SHARED, FakeStep, Predictor, largest_that_fits
+from lmbench.memory.predictor import SHARED, FakeStep, Predictor, Shape, largest_that_fits
 from lmbench.model.transformer import LOSS_CHUNKS
 
 ROOM = TargetGpu("test", 100 * 2**30, 0)
@@ -388,7 +388,7 @@ def test_gpus_are_enough_where_their_part_of_the_shared_memory_fits(shared, rest
     """Sizes are in GiB; a GPU has 100."""
     sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
     trial = FakeStep([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
-    assert Predictor(lambda *_: trial, 1, None, is_slow=False).fewest_ranks(2, ROOM) == enough
+    assert Predictor(lambda *_: trial, Shape(1, None)).fewest_ranks(2, ROOM) == enough
 
 
 @cases("""
@@ -432,14 +432,15 @@ def _reserved_bytes(batch, context):
 
 
 def test_one_prediction_tells_the_largest_shapes_of_each_gpu():
-    def step(batch, context, blocks):
+    def step(shape, blocks):
+        batch, context = shape
         sizes = {"forward": batch * context * (2**17 + context * 3000), "optimizer": 2**34}
         peaks = [
             PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), "activations": size}, "") for phase, size in sizes.items()
         ]
-        return FakeStep(peaks, _reserved_bytes(batch, context), None)
+        return FakeStep(peaks, _reserved_bytes(*shape), None)
 
-    predictor = Predictor(step, 4, 512, is_slow=False)
+    predictor = Predictor(step, Shape(4, 512))
     none, *rows = predictor.fits_on([TargetGpu("", size * 10**9, 0) for size in (16, 80, 141)], has_context=True)
     assert (none.fits, none.largest_batch_size, none.largest_context_length) == (False, None, None)
     for row in rows:

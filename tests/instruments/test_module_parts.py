@@ -9,8 +9,7 @@ from refusals import usage_error
 from tables import cases
 from torch import nn
 
-from lmbench.instruments.alike_blocks import AlikeBlocks
-from lmbench.instruments.compiling import CompileOptions, compile_targets
+from lmbench.instruments.module_parts import AlikeBlocks, compile_targets
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
 
 
@@ -65,4 +64,4 @@ def test_layers_that_are_lists_are_no_blocks_and_their_members_are_marked():
     with usage_error("needs a list of blocks of one class, and Pairs has none"):
         recompute_in_place(Pairs(), RecomputeOptions())
     pairs = Pairs()
-    assert compile_targets(pairs, CompileOptions(regional=True)) == [pairs]
+    assert compile_targets(pairs, is_regional=True) == [pairs]

@@ -1,26 +1,72 @@
-"""The lists of blocks of a module, such as the layers of a Transformer, and those whose blocks are alike."""
+"""Which parts of a module are looked at or changed one by one; most of them are the members of its lists of modules.
+
+| done to the part | function | parts |
+| --- | --- | --- |
+| compiled, or sharded | `compile_targets` | what is called, or with `is_regional` the members of all lists in it |
+| computed again | `block_lists` | blocks: members of a list that have a class in common |
+| left out of a fake or timed step | `AlikeBlocks` | blocks of lists of at least six |
+| marked in a probe step | `marked_modules` | members of all lists, and the modules beside these |
+| hooked in a recording | `hooked_modules` | every part |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.nn.parameter import is_lazy
 
 #: A list is cut only from this length on; cutting a shorter one saves no time.
 LEAST_BLOCKS = 6
 
 
-def block_lists(module: nn.Module) -> list[nn.Sequential]:
-    """The outermost lists of a module's blocks: of modules that are made of modules and have a class in common.
+def compile_targets(module: LightningModule, is_regional: bool) -> list[nn.Module]:
+    """The modules to compile, each by itself.
 
-    Blocks may differ, as where some layers of a Transformer have experts, or a state in place of attention. A short
-    list may be one of stages, which have lists of alike blocks themselves. These go before it.
+    These are the answer of the module's `compile_targets()` if it has that method, else the module itself if it defines
+    `forward`, else its children. With `is_regional` they are the members of the module lists inside those.
     """
-    layers = outermost_lists(module, lambda blocks: len(blocks) >= LEAST_BLOCKS and _are_akin(blocks))
-    return layers or outermost_lists(module, _are_alike) or outermost_lists(module, _are_akin)
+    method = getattr(module, "compile_targets", None)
+    if callable(method):
+        targets: list[nn.Module] = list(method())
+    elif type(module).forward is not LightningModule.forward:
+        targets = [module]
+    else:
+        targets = list(module.children())
+    if not is_regional:
+        return targets
+    members = [block for target in targets for blocks in outermost_lists(target, lambda _: True) for block in blocks]
+    return members or targets
+
+
+def is_compiled_whole(module: nn.Module) -> bool:
+    """Whether a module is compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
+    return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
+
+
+def hooked_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The submodules that take hooks at any time, by name.
+
+    TorchScript's take none, and one that was compiled in place is compiled anew for its own by torch 2.14.
+    """
+    for name, child in module.named_modules():
+        if name and not isinstance(child, torch.jit.ScriptModule) and child._compiled_call_impl is None:
+            yield name, child
+
+
+def marked_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules whose ends are marked: members of module lists, modules beside these lists (embedding, head), and
+    each compiled module as a whole."""
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    for child in module.children():
+        if is_called(child) and (is_list or is_compiled_whole(child) or not [*child.children()]):
+            yield child
+        else:
+            yield from marked_modules(child)
 
 
 def is_called(block: object) -> bool:
@@ -44,6 +90,16 @@ def outermost_lists(module: nn.Module, is_wanted: Callable[[nn.Sequential], bool
     return lists
 
 
+def block_lists(module: nn.Module) -> list[nn.Sequential]:
+    """The outermost lists of a module's blocks: of modules that are made of modules and have a class in common.
+
+    Blocks may differ, as where some layers of a Transformer have experts, or a state in place of attention. A short
+    list may be one of stages, which have lists of alike blocks themselves. These go before it.
+    """
+    layers = outermost_lists(module, lambda blocks: len(blocks) >= LEAST_BLOCKS and _are_akin(blocks))
+    return layers or outermost_lists(module, _are_alike) or outermost_lists(module, _are_akin)
+
+
 def _are_several(blocks: nn.Sequential) -> bool:
     """Whether there are two or more, whose parameters have their sizes."""
     return len(blocks) > 1 and not any(map(is_lazy, blocks.parameters()))
@@ -61,8 +117,7 @@ def _kinds(blocks: nn.Sequential) -> list[int]:
 
 def _are_alike(blocks: nn.Sequential) -> bool:
     """Whether several have parameters, and are of one kind."""
-    has_parameters = _are_several(blocks) and next(blocks[0].parameters(), None) is not None
-    return has_parameters and not any(_kinds(blocks))
+    return _are_several(blocks) and bool([*blocks[0].parameters()]) and not any(_kinds(blocks))
 
 
 def _are_akin(blocks: nn.Sequential) -> bool:
