@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lmbench.masking import leaves, masked, shown
+from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
@@ -255,6 +255,8 @@ SEEDS = ("seed_everything", "data.seed")
 
 #: Axes that make no rows: seeds, and the options of passes, since the passes of a cell are joined.
 NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in run_pass.options))
+#: Settings of a configuration that do not tell runs outside sweeps apart.
+NO_FACTS = (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split())
 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> Facts:
@@ -269,17 +271,9 @@ def fact_of(option: str) -> str:
     return _FACT_OF.get(option, option)
 
 
-def other_axes(axes: Values) -> Facts:
-    """The sweep's axes that set no fact of FACT, by their own names."""
-    return _others(axes, NO_ROWS)
-
-
-def other_settings(config: Values) -> Facts:
-    """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
-    return _others(dict(leaves(config)), (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split()))
-
-
-def _others(settings: Values, left_out: tuple[str, ...]) -> Facts:
+def other_facts(settings: Values, left_out: tuple[str, ...] = NO_ROWS) -> Facts:
+    """The settings, by default axes of a sweep, that set no fact of FACT, by their own names: they also tell runs
+    apart."""
     return {
         shown(name): plain(masked(value, name))
         for name, value in settings.items()

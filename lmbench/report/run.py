@@ -26,6 +26,7 @@ from lmbench.report.units import (
     MS,
     PERCENT,
     count,
+    counted,
     duration,
     gib,
     mean_and_std,
@@ -294,11 +295,10 @@ def details(run: RunRecord) -> list[Line]:
     compiled, check, loss = run.compile, run.model.attention_check, run.loss
     unseen, ends, restart_s = listed(*run.unseen_phases or ()), run.window.loader_end_count, run.window.loader_restart_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
-    times = "time" if ends == 1 else "times"
     return [
         *labelled(
             "loader",
-            ends and f"ended {ends} {times} in the window ({run.window.loader_batches} batches an epoch)",
+            ends and f"ended {counted(ends, 'time')} in the window ({run.window.loader_batches} batches an epoch)",
             restart_s and f"its restart took {milliseconds(restart_s)} ms of each",
             separator=": ",
         ),
