@@ -27,7 +27,7 @@ def fastest_rows(
 ) -> tuple[list[Column], Rows]:
     """A row for each combination of the row facts: the fastest way, the second, and how certain the difference is."""
     headings = [
-        Column("fastest"), column.heading(frame), Column("second"),
+        Column("fastest"), column.column(frame), Column("second"),
         Column("second takes", _CHANGE), Column("95 % interval", _CHANGE),
     ]  # fmt: skip
     parts = [*frame.by(names)]

@@ -22,13 +22,13 @@ from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
+from lmbench.report.banner import environment_text
 from lmbench.report.charts import build_charts
 from lmbench.report.columns import OPEN, Quantity
 from lmbench.report.facts import Facts
 from lmbench.report.frame import Frame, MeasuredCell, in_order, make_frame, parse_baseline
 from lmbench.report.groups import Group, read_groups
 from lmbench.report.over import Over, frame_over, over_view
-from lmbench.report.run import environment_text
 from lmbench.report.sentences import sentences
 from lmbench.report.tables import view_tables
 from lmbench.report.units import GIB, MS, PERCENT, WORDS, counted, tally

@@ -37,7 +37,7 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
             place, stated = cell.describe(others), list[str]()
             for quantity, cells in figures.items():
                 if cell in cells:
-                    title = quantity.heading(frame).title
+                    title = quantity.column(frame).title
                     if quantity.unit is CHANGE:
                         title = f"{quantity.title.removesuffix(f' vs {BASELINE}')} changed by"
                     stated.append(f"{title} {quantity.text(cells[cell])}")

@@ -90,7 +90,7 @@ def _each_cell(
         leading, *others = figures.values()
         leading = (leading or Cell(None)) if cell.ok else Cell(None, text=cell.outcome, style="outcome")
         rows.append((cell, [replace(leading, notes=(*leading.notes, *notes)), *others]))
-    return [column.heading(frame) for column in values], rows, remarks
+    return [quantity.column(frame) for quantity in values], rows, remarks
 
 
 def _notes(cell: MeasuredCell, figures: Mapping[Quantity, Cell | None]) -> list[str]:
