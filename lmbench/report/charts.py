@@ -169,8 +169,8 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
     Lines are over a number, or over commits or time.
     """
-    column, is_line = column_of(spec.y), spec.kind == "lines"
-    values, title = points_of(column, frame), column.column(frame).heading
+    quantity, is_line = column_of(spec.y), spec.kind == "lines"
+    values, title = points_of(quantity, frame), quantity.column(frame).heading
     cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
     # Where all cells share the float32 matmul, tables name the precision alone, and so does the legend.
     series_facts = [name for name in spec.series if name != "matmul" or name in differing]

@@ -23,18 +23,18 @@ TOO_FEW = f"undecided: fewer than {MIN_REPEATS} processes"
 
 
 def fastest_rows(
-    frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity
+    frame: Frame, names: Sequence[str], among: Sequence[str], quantity: Quantity
 ) -> tuple[list[Column], Rows]:
     """A row for each combination of the row facts: the fastest way, the second, and how certain the difference is."""
     headings = [
-        Column("fastest"), column.column(frame), Column("second"),
+        Column("fastest"), quantity.column(frame), Column("second"),
         Column("second takes", _CHANGE), Column("95 % interval", _CHANGE),
     ]  # fmt: skip
     parts = [*frame.by(names)]
-    return headings, [(part.cells[0], fastest(part, among, column, len(parts))) for part in parts]
+    return headings, [(part.cells[0], fastest(part, among, quantity, len(parts))) for part in parts]
 
 
-def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int) -> list[Cell | None]:
+def fastest(frame: Frame, among: Sequence[str], quantity: Quantity, row_count: int) -> list[Cell | None]:
     """Judge which of the cells, which differ in the facts `among` alone, takes the least time.
 
     One process is one sample. Welch's t on the logarithms of process means compares the fastest cell with each other
@@ -46,7 +46,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
         interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast, or has a
         note that there are too few processes to tell. Cells without a value are None.
     """
-    samples = {cell: cell.numbers(column.expression) for cell in frame.cells}
+    samples = {cell: cell.numbers(quantity.expression) for cell in frame.cells}
     samples = {cell: numbers for cell, numbers in samples.items() if have_logs(numbers)}
     ways = sorted(samples, key=lambda cell: fmean(samples[cell]))
     if not ways:
