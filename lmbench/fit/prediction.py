@@ -68,7 +68,7 @@ from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.precision import PRECISIONS, find_precision
-from lmbench.report.facts import strategy_text
+from lmbench.report.strategies import strategy_text
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from lmbench.records.passes import pass_of
 from lmbench.records.run import Fp8Layers, RunEnvironment, RunRecord
 from lmbench.report.answer import Line, labelled, listed
-from lmbench.report.facts import choices_of, strategy_of
+from lmbench.report.facts import choices_of
+from lmbench.report.strategies import strategy_of
 from lmbench.report.units import count, plain, whole
 
 #: Whether a graph is for one shape, by torch.compile's option `dynamic`.
