@@ -159,7 +159,7 @@ class Judge:
             reason = f"not measured further, since the change is refused ({reason})"
         elif cell.metrics and speed == UNDECIDED:
             ratio = cell.metrics[0].ratio
-            needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
+            needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std)
             reason += f"; about {max(1, needed - ratio.n_a)} more rounds if it stays so"
         self.parts["speed"] = Decision(speed, reason)
         peaks = {figure.name: figure for figure in cell.metrics}
