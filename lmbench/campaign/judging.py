@@ -26,10 +26,9 @@ from lmbench.compare.sides import by_round, read_side
 from lmbench.convergence.judgement import MAX_STEPS, MIN_STEPS, Curves, curves_of, judge
 from lmbench.errors import ExitCode, UsageError
 from lmbench.python_process import SWEEP
-from lmbench.records.load import StoredRun
+from lmbench.records.load import StoredRun, first_steps
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
-from lmbench.report.columns import first_steps
 from lmbench.report.units import change_percent, percent_short
 from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import Pace
@@ -160,7 +159,7 @@ class Judge:
             reason = f"not measured further, since the change is refused ({reason})"
         elif cell.metrics and speed == UNDECIDED:
             ratio = cell.metrics[0].ratio
-            needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
+            needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std)
             reason += f"; about {max(1, needed - ratio.n_a)} more rounds if it stays so"
         self.parts["speed"] = Decision(speed, reason)
         peaks = {figure.name: figure for figure in cell.metrics}

@@ -6,7 +6,6 @@ import platform
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from lmbench.compare.sides import STEP, read_side, split_usable
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
 from lmbench.records.statistics import logs_of, std_of_logs
-from lmbench.records.store import RESULTS, check_name, file_name
+from lmbench.records.store import RESULTS, check_name, file_name, time_stamp
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
 from lmbench.report.results import read_sections, report_on
@@ -46,7 +45,7 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
     """
     base = dict(options)
     mode = base.pop("measure.mode", None)
-    name = base.pop("measure.run_id", file_name(f"{Path(str(base[CONFIG])).stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
+    name = base.pop("measure.run_id", file_name(f"{Path(str(base[CONFIG])).stem}-{time_stamp()}"))
     check_name("--measure.run_id", name)
     path = Path(base.pop("measure.results_dir", RESULTS), name)
     if path.exists():
@@ -113,8 +112,7 @@ def repeats_answer(
 
 def measured_noise(options: Options, repeats: int, results_dir: Path) -> Answer | int:
     """The A/A noise floor of a configuration, from repeats that are measured now."""
-    name = f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    settings = {"measure.results_dir": str(results_dir), "measure.run_id": name}
+    settings = {"measure.results_dir": str(results_dir), "measure.run_id": f"noise-{time_stamp()}"}
     path, code = measure_repeats({**options, **settings}, repeats)
     if code not in (ExitCode.OK, ExitCode.GUARD_FAILED):
         return code

@@ -126,14 +126,14 @@ class Rounds:
                 self._sweep.progress.keep(f"{self.advice}{whole}")
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
         if self.budget_s == math.inf:
-            enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
+            enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std)
             is_over = len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
         return is_over
 
     def _advise(self, cell: CellComparison, round_s: float) -> None:
         """Work out the time that a change of twice the tolerance takes, and the sentence on it."""
         change = 2 * self.tolerance
-        needed = max(len(cell.used_a) + 1, rounds_until(change, cell.round_std or 0.0))
+        needed = max(len(cell.used_a) + 1, rounds_until(change, cell.round_std))
         self.more_s = (needed - len(cell.used_a)) * round_s
         about = "about" if cell.round_std else "at least"
         self.advice = (

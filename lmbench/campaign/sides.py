@@ -6,13 +6,12 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.errors import UsageError
 from lmbench.files import names_file
 from lmbench.masking import is_secret
-from lmbench.records.store import RESULTS, SWEEP_FILE, check_name
+from lmbench.records.store import RESULTS, SWEEP_FILE, check_name, time_stamp
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.environments import resolve_revision
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepFile, sweep_from
@@ -75,7 +74,7 @@ def find_sides(
         if not file.sides:
             raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
         return first.absolute(), file.changed({}, None, options.timeout_s)
-    name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    name = options.name or f"compare-{time_stamp()}"
     check_name("--name", name)
     file = two_sides(sides, settings, options)
     path = (options.results_dir or RESULTS) / name

@@ -57,12 +57,13 @@ _DISTANCES, _HALVINGS = np.geomspace(1e-2, 1e2, 40), 10
 _ROUNDS_OF_ONE_STD = 14
 
 
-def rounds_until(change: float, std: float) -> int:
-    """About how many rounds show a change of this fraction, if the differences of rounds have this standard deviation.
+def rounds_until(change: float, std: float | None) -> int:
+    """About how many rounds show a change of this fraction, if the differences of rounds have this standard deviation;
+    the least where that is unknown.
 
     No change takes as many to be `same` within this tolerance.
     """
-    return max(LEAST_OF_CHANGE, math.ceil(_ROUNDS_OF_ONE_STD * (std / math.log1p(change)) ** 2))
+    return max(LEAST_OF_CHANGE, math.ceil(_ROUNDS_OF_ONE_STD * ((std or 0.0) / math.log1p(change)) ** 2))
 
 
 def running_medians(values: Floats) -> Floats:

@@ -163,14 +163,8 @@ def read_side(text: str) -> Side:
     return side
 
 
-def _axes(record: RunRecord) -> Values | None:
-    """The values of a run on the axes of its sweep, the environment among them; None for a run outside a sweep."""
-    axes, environment = record.place.axes, record.place.environment
-    return axes if axes is None or environment is None else {**axes, "environment": environment}
-
-
 def _settings_and_axes(run: StoredRun) -> Values:
-    return settings(run.record) | (_axes(run.record) or {})
+    return settings(run.record) | run.record.axes
 
 
 def _on_axis(run: StoredRun, name: str) -> str:
@@ -261,7 +255,7 @@ def join_cells(a: Runs, b: Runs) -> dict[str, BothRuns]:
     one grid, and two columns of a grid all have cells in common.
     """
     runs, first_b = [*a, *b], len(a)
-    axes = [_axes(run.record) for run in runs]
+    axes = [run.record.place.axes for run in runs]
     identities = [settings(run.record) for run in runs] if None in axes else [values or {} for values in axes]
     names = dict.fromkeys(name for identity in identities for name in identity)
     varying = {}

@@ -45,9 +45,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lmbench.records.load import StoredRun
+from lmbench.records.load import StoredRun, first_steps
 from lmbench.records.statistics import mean_interval, student_quantile
-from lmbench.report.columns import first_steps
 from lmbench.report.units import change_range
 
 #: The most steps that are read of a run; a file of this many takes 0.1 GB.

@@ -48,7 +48,7 @@ from lmbench.memory.fake_gpu import CudaAttention, act_like_cuda
 from lmbench.memory.predictor import FakeStep, Predictor, Shape
 from lmbench.memory.tracker import Tracker
 from lmbench.precision import PRECISIONS, find_precision
-from lmbench.report.facts import strategy_text
+from lmbench.report.strategies import strategy_text
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
 _KEPT_FLAGS = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm", "recompute")

@@ -52,8 +52,8 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
+from lmbench.report.banner import banner
 from lmbench.report.render import Output, give
-from lmbench.report.run import banner
 from lmbench.rooms import INSTALLED, ROOMS
 
 

@@ -26,7 +26,7 @@ from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled
-from lmbench.report.run import banner, environment_text
+from lmbench.report.banner import banner, environment_text
 from lmbench.report.units import MS, PERCENT
 
 Arm = Literal["bare", "trainer", "harness", "do_bench"]

@@ -225,9 +225,9 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
             yield f"{prefix}{key}", tree, key
 
 
-def _nonfinite(tree: Any, prefix: str = "") -> dict[str, str]:
+def _nonfinite(tree: Any) -> dict[str, str]:
     """`nan`, `inf` or `-inf` for each non-finite number in a record, by its dotted path."""
-    numbers = ((path, container[key]) for path, container, key in _leaves(tree, prefix))
+    numbers = ((path, container[key]) for path, container, key in _leaves(tree))
     return {path: str(float(n)) for path, n in numbers if isinstance(n, float) and not math.isfinite(n)}
 
 

@@ -131,7 +131,8 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
         yield guard_of("gradients", training.missing_gradients + training.zero_gradients)
     has_update = run.mode == "train_step" and not training.is_skipped
     yield guard_of("trained", training.unmoved_parameters if has_update else None)
-    timed = [step for step in steps if step.stage == "window" and not step.is_skipped]
+    window = [step for step in steps if step.stage == "window"]
+    timed = [step for step in window if not step.is_skipped]
     is_seen = timed and run.mode == "train_step" and "optimizer" not in (run.unseen_phases or ())
     missing = sum(step.optimizer_s is None for step in timed) if is_seen else None
     # Batches without an update may be there to add up their gradients.
@@ -144,17 +145,16 @@ def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     yield make_guard("outputs", _lacks(training.depends_on_batch))
     yield make_guard("tokens", None if training.embedded_fraction is None else 1 - training.embedded_fraction)
     yield make_guard("uncounted_tokens", training.uncounted_fraction)
-    pairs = list(pairwise(step.loss for step in steps if step.stage == "window" and step.loss is not None))
+    pairs = list(pairwise(step.loss for step in window if step.loss is not None))
     repeated = sum(before == after for before, after in pairs)
     yield make_guard("repeated_losses", repeated / len(pairs) if pairs and run.mode == "train_step" else None)
 
-    skips, precision = [step.is_skipped for step in steps if step.stage == "window"], find_precision(str(run.precision))
-    count = sum(map(bool, skips))
+    count, precision = len(window) - len(timed), find_precision(str(run.precision))
     yield make_guard(
         "skipped_steps",
         count if count or (precision is not None and precision.has_scaler) else None,
-        variant="all" if skips and all(skips) else "",
-        total=len(skips),
+        variant="" if timed or not window else "all",
+        total=len(window),
         since=", from the first step on: nothing was trained" if all(step.is_skipped for step in steps) else "",
     )
 
@@ -189,10 +189,8 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         share, ends_s = IDENTITY_LIMITS["shared" if run.device_type == "cpu" or others else "own"]
         ends_s *= max(1, len(window.turn_steps_s or ())) * max(1.0, run.host_state.load_per_core or 0.0, others / 2)
         yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
-    changed = window.changed_flags
-    yield make_guard("flags", None if changed is None else len(changed), names=", ".join(changed or ()))
-    replaced = window.replaced_functions
-    yield make_guard("clocks", None if replaced is None else len(replaced), names=", ".join(replaced or ()))
+    for guard, names in (("flags", window.changed_flags), ("clocks", window.replaced_functions)):
+        yield make_guard(guard, None if names is None else len(names), names=", ".join(names or ()))
     # In an evaluation ranks do not wait for each other.
     is_joint = run.mode != "inference"
     if is_joint and (steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from lmbench.errors import UsageError, suggest
@@ -206,3 +208,13 @@ def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
             except DamagedRecord:
                 if ends_line or len(piece) == MAX_LINE_BYTES:
                     yield number, None
+
+
+def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
+    """The first `count` step records of a run's folder, warm-up included; of a torn file those before the tear, of a
+    missing one none."""
+    with suppress(Unreadable):
+        for _, step in islice(read_steps(path / STEPS_FILE), count):
+            if step is None:
+                return
+            yield step

@@ -133,5 +133,10 @@ def select_window(records: Iterable[StepRecord]) -> list[StepRecord]:
     return [record for record in window if not record.is_skipped and record.micro_batches in (None, longest)]
 
 
+def values_of(steps: Iterable[StepRecord], name: str) -> list[float]:
+    """Values of a field in the steps that have it."""
+    return [value for step in steps if (value := getattr(step, name)) is not None]
+
+
 #: The scalar that `session.log_scalar` is given and that is a field of StepRecord; all others are in its `scalars`.
 GRADIENT_NORM = "gradient_norm"

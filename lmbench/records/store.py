@@ -37,12 +37,17 @@ RESULTS = Path("results")
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
+def time_stamp() -> str:
+    """UTC time to the second, for names of folders."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
 def new_run_id() -> str:
     """UTC time and 8 random digits, so that runs of the same second, or after the clock was set back, differ.
 
     The digits come from the system, since a user may have seeded `random`.
     """
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+    return f"{time_stamp()}-{secrets.token_hex(4)}"
 
 
 def is_made_up(path: str) -> bool:

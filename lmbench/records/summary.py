@@ -23,7 +23,7 @@ from lmbench.records.statistics import (
     trend,
     trimean,
 )
-from lmbench.records.step import GRADIENT_NORM, StepRecord, select_window
+from lmbench.records.step import GRADIENT_NORM, StepRecord, select_window, values_of
 from lmbench.records.trends import changes_of, growth_of, saving_of
 from lmbench.records.vocabulary import SPANS, Values
 
@@ -44,8 +44,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     """
     window, used = run.window, select_window(steps)
     measured = [step for step in steps if step.stage == "window"]
-    window.steps_sum_s = math.fsum(_values(measured, "step_s"))
-    window.excluded_s = math.fsum(_values(measured, "excluded_s"))
+    window.steps_sum_s = math.fsum(values_of(measured, "step_s"))
+    window.excluded_s = math.fsum(values_of(measured, "excluded_s"))
     window.skipped_count = sum(bool(step.is_skipped) for step in measured)
     window.short_count = len(measured) - window.skipped_count - len(used)
     # All steps of a turn count: 6 and 11 differences of `large_bf16` with itself on H200s spread by 0.24 and 0.69 %;
@@ -69,8 +69,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     if restarts_s:
         usual_s = [step.data_s or 0.0 for step in measured if not step.follows_loader_end]
         window.loader_restart_s = max(0.0, statistics.fmean(restarts_s) - statistics.median(usual_s or [0.0]))
-    window.checkpoint_s = math.fsum(_values(measured, "checkpoint_s"))
-    window.validation_s = math.fsum(_values(measured, "validation_s"))
+    window.checkpoint_s = math.fsum(values_of(measured, "checkpoint_s"))
+    window.validation_s = math.fsum(values_of(measured, "validation_s"))
     timed = [step for step in measured if (step.step_s or 0.0) > 0]
     window.changes = changes_of(timed)
     run.memory.host_growth = growth_of(measured, "host_bytes")
@@ -78,9 +78,9 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     saving_of(timed, run.saving)
     run.phases = summarize_steps(steps)
     # A nan or an infinity is kept, because it shows that the run diverged.
-    if losses := _values(steps, "loss"):
+    if losses := values_of(steps, "loss"):
         run.loss.first = losses[0]
-    if losses := _values(measured, "loss"):
+    if losses := values_of(measured, "loss"):
         run.loss.last, run.loss.mean = losses[-1], mean_of(losses)
     run.scalars = _scalar_means([step for step in measured if not step.is_skipped])
     run.throughput = _throughput(run)
@@ -97,7 +97,7 @@ def _scalar_means(updates: Sequence[StepRecord]) -> dict[str, float | None]:
         for name, value in ({GRADIENT_NORM: step.gradient_norm} | step.scalars).items():
             if value is not None:
                 series[name].append(value)
-    if series.get("loss") == _values(updates, "loss"):
+    if series.get("loss") == values_of(updates, "loss"):
         # The module has logged its loss under this name.
         del series["loss"]
     return {name: mean_of(values) for name, values in series.items()}
@@ -227,7 +227,7 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
     steps = select_window(records)
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
-        values, host_values = _values(steps, f"{span}_s"), _values(steps, f"{span}_host_s")
+        values, host_values = values_of(steps, f"{span}_s"), values_of(steps, f"{span}_host_s")
         if not values:
             continue
         if span != "step":
@@ -243,7 +243,7 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
                 statistics.fmean(host_values), min(host_values), statistics.median(host_values), max(host_values)
             )
         if span != "other":
-            lags = _values(steps, f"lag_{span}_s")
+            lags = values_of(steps, f"lag_{span}_s")
             summary.lag = Lag(min(lags), statistics.median(lags), max(lags)) if lags else Lag()
     return phases
 
@@ -282,8 +282,3 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         trend_fraction=drift,
         trend_p=p,
     )
-
-
-def _values(steps: Iterable[StepRecord], name: str) -> list[float]:
-    """Values of a field in the steps that have it."""
-    return [value for step in steps if (value := getattr(step, name)) is not None]

@@ -11,7 +11,7 @@ import numpy as np
 
 from lmbench.records.endurance import BESIDE, Growth, Saving, StepChange
 from lmbench.records.statistics import level_changes, mean_interval, ratio_from, slope
-from lmbench.records.step import StepRecord
+from lmbench.records.step import StepRecord, values_of
 
 #: A slope takes at least so many readings, half of them in each half of the window.
 _LEAST_READINGS = 12
@@ -95,5 +95,5 @@ def changes_of(steps: Sequence[StepRecord]) -> list[StepChange]:
 
 def _beside(steps: Sequence[StepRecord]) -> dict[str, float]:
     """The mean of each field of `BESIDE` over the steps that have it."""
-    series = {name: [value for step in steps if (value := getattr(step, name)) is not None] for name in BESIDE}
+    series = {name: values_of(steps, name) for name in BESIDE}
     return {name: statistics.fmean(values) for name, values in series.items() if values}

@@ -9,7 +9,7 @@ from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.answer import Line, labelled, listed
-from lmbench.report.units import gib, milliseconds, percent
+from lmbench.report.units import counted, gib, milliseconds, percent
 
 #: Smallest share of the step that an owner needs for a place in its phase's line.
 _NOTABLE_FRACTION = 0.02
@@ -94,8 +94,7 @@ def endurance_lines(run: RunRecord) -> list[Line]:
 def _saving(saving: Saving) -> list[Line]:
     """How long checkpoints block, what they do to steps beside their writing, and what they cost in all."""
     size = f" of {gib(saving.checkpoint_bytes)}" if saving.checkpoint_bytes else ""
-    checkpoints = "checkpoint" if saving.count == 1 else "checkpoints"
-    blocked = f"{saving.count} {checkpoints}{size} block {milliseconds(saving.blocked_s)} ms each"
+    blocked = f"{counted(saving.count or 0, 'checkpoint')}{size} block {milliseconds(saving.blocked_s)} ms each"
     slower = _with_interval(saving.slowed_fraction or 0.0, saving.slowed_interval or ())
     every, cost = saving.interval_steps or 0.0, saving.cost_fraction or 0.0
     total = f"in all {_with_interval(cost, saving.cost_interval or ())} time at one every {every:.0f} steps"

@@ -12,10 +12,11 @@ from statistics import median
 from textwrap import wrap
 from typing import Any
 
+from lmbench.records.load import first_steps
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
 from lmbench.report.answer import Chart, Spec, listed
-from lmbench.report.columns import MEASURED, RELATIVE, Quantity, first_steps
+from lmbench.report.columns import MEASURED, RELATIVE, Quantity
 from lmbench.report.facts import heading
 from lmbench.report.frame import Frame, MeasuredCell
 from lmbench.report.view import Catalogue, ChartKind, ChartSpec, ColumnOf, Feature
@@ -168,8 +169,8 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
     Lines are over a number, or over commits or time.
     """
-    column, is_line = column_of(spec.y), spec.kind == "lines"
-    values, title = points_of(column, frame), column.heading(frame).heading
+    quantity, is_line = column_of(spec.y), spec.kind == "lines"
+    values, title = points_of(quantity, frame), quantity.column(frame).heading
     cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
     # Where all cells share the float32 matmul, tables name the precision alone, and so does the legend.
     series_facts = [name for name in spec.series if name != "matmul" or name in differing]

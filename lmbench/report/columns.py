@@ -9,23 +9,17 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from inspect import getdoc
-from itertools import islice, zip_longest
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable
 from lmbench.records.field import Over, mean_of
-from lmbench.records.load import read_steps
 from lmbench.records.schema import SchemaField, fields, value_at
 from lmbench.records.statistics import CONFIDENCE, have_logs, holm, mean_interval, ratio_of, sample_std
-from lmbench.records.step import StepRecord
-from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report import shipped
@@ -100,15 +94,13 @@ class Quantity:
         return cells
 
     def _value(self, frame: Frame, cell: MeasuredCell) -> Any:
-        if self.over:
-            return self._of_runs(cell, self.over)
-        return cell.first(self.expression) if isinstance(self.expression, str) else self.expression(frame, cell)
-
-    def _of_runs(self, cell: MeasuredCell, over: Over) -> Any:
-        """The numbers of the cell's processes as one, with their spread and interval where the column shows them."""
+        """The value of a cell: its processes' numbers as one, with spread and interval where the column shows them."""
+        is_field = isinstance(self.expression, str)
+        if self.over is None:
+            return cell.first(self.expression) if is_field else self.expression(frame, cell)
         numbers = cell.numbers(self.expression)
         if not numbers:
-            is_of_pass = isinstance(self.expression, str) and self.expression.startswith(_OF_PASSES)
+            is_of_pass = is_field and self.expression.startswith(_OF_PASSES)
             return cell.first(self.expression) if is_of_pass and (cell.ok or not cell.shown) else None
         std = low = high = None
         if self.has_spread:
@@ -120,10 +112,10 @@ class Quantity:
                 low, high = mean_interval(numbers)
                 # A wide spread of few processes reaches below zero, where no time is.
                 low = max(low, 0.0)
-        return Cell(_REDUCTIONS[over](numbers), std, low, high)
+        return Cell(_REDUCTIONS[self.over](numbers), std, low, high)
 
-    def heading(self, frame: Frame) -> Column:
-        """The column of a table that shows this one."""
+    def column(self, frame: Frame) -> Column:
+        """The column of a table that shows this quantity."""
         unit = self.unit
         if self.name.startswith(_SCALARS) and not unit.word:
             words = (run.record.scalar_units.get(self.name.removeprefix(_SCALARS)) for run in frame.runs)
@@ -181,9 +173,7 @@ _FEW_PROCESSES = f"not decided: fewer than {MIN_REPEATS} processes on a side; --
 _UNDECIDED = "undecided: may be chance, by Holm's correction over the rows"
 
 
-def _ratio(
-    expression: str, cell: MeasuredCell, base: MeasuredCell, scale: float = 1.0, over: Over = "mean"
-) -> Cell | None:
+def _ratio(expression: str, cell: MeasuredCell, base: MeasuredCell, scale: float, over: Over = "mean") -> Cell | None:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
     None unless both sides have numbers and all are positive. The baseline's own ratio is 1 and has no interval. With
@@ -246,16 +236,6 @@ def _difference(field: str, is_relative: bool = False) -> Callable[[MeasuredCell
         return (value - base_value) / scale
 
     return of
-
-
-def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
-    """The first `count` step records of a run's folder, warm-up included; of a torn file those before the tear, of a
-    missing one none."""
-    with suppress(Unreadable):
-        for _, step in islice(read_steps(path / STEPS_FILE), count):
-            if step is None:
-                return
-            yield step
 
 
 RELATIVE = (

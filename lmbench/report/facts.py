@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lmbench.masking import leaves, masked, shown
+from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
@@ -15,6 +15,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named, variables_of
 from lmbench.records.vocabulary import MODES, Values, recompute_words
 from lmbench.report.answer import Value, listed
+from lmbench.report.strategies import strategy_of
 from lmbench.sizes import SIZES
 
 #: Facts by their names, as far as they are known.
@@ -99,51 +100,6 @@ def choices(residual_dtype: str | None, fused: bool | str | None, loss: str | No
 def choices_of(model: Model) -> str:
     """The non-default choices of a recorded model, in words."""
     return choices(model.residual_dtype, model.fused_projections, model.loss)
-
-
-#: Values that options of a strategy have unless somebody sets them, some of them by its class.
-_USUAL_OPTIONS = {
-    "timeout": "0:30:00", "start_method": "popen", "data_parallel_size": "auto", "tensor_parallel_size": "auto",
-    "save_distributed_checkpoint": True, "sharding_strategy": "FULL_SHARD", "state_dict_type": "full", "dim": 0,
-    "init_sync": True, "broadcast_buffers": True, "find_unused_parameters": False, "check_reduction": False,
-    "gradient_as_bucket_view": False, "static_graph": False, "skip_all_reduce_unused_params": False,
-    "batched_grad_copy": False, "bucket_cap_mb": 25.0, "reduce_dtype": "float32",
-}  # fmt: skip
-_USUAL_OF_DDP = {**_USUAL_OPTIONS, "gradient_as_bucket_view": True}
-_USUAL_OF_FSDP2 = {
-    "tensor_parallel_size": 1, "reshard_after_forward": True, "blocks_per_group": 4, "reduce_dtype": "float32",
-    "reduce_each_micro_batch": True, "prefetch": 0,
-}  # fmt: skip
-#: The names of strategies and the usual values of their options, by their classes.
-_STRATEGIES = {
-    "DataParallel": ("ddp", _USUAL_OF_DDP), "ShardedOptimizer": ("ddp_zero1", _USUAL_OF_DDP),
-    "ModelParallel": ("fsdp2", _USUAL_OF_FSDP2), "FSDPStrategy": ("fsdp", _USUAL_OPTIONS),
-    # lmbench's `ddp` is another one.
-    "DDPStrategy": ("DDPStrategy", _USUAL_OPTIONS),
-}  # fmt: skip
-
-
-def strategy_of(run: RunRecord) -> str | None:
-    """How several ranks share the work; `none` for one rank."""
-    if run.world_size == 1:
-        return "none"
-    strategy: Values | str | None = value_at(run, "config.trainer.strategy")
-    if strategy == "auto" and run.world_size is not None:
-        # Lightning takes this one for several devices.
-        return "ddp"
-    return strategy_text(strategy) if isinstance(strategy, Mapping) else strategy
-
-
-def strategy_text(strategy: Mapping[str, Any]) -> str:
-    """The class of a strategy by its name, with the options that somebody set."""
-    class_name = strategy["class_path"].rpartition(".")[2]
-    name, usual = _STRATEGIES.get(class_name, (class_name.removesuffix("Strategy"), _USUAL_OPTIONS))
-    options = ", ".join(
-        f"{option} {plain(value)}"
-        for option, value in (strategy.get("init_args") or {}).items()
-        if value is not None and value != usual.get(option)
-    )
-    return f"{name} ({options})" if options else name
 
 
 def _compile_label(options: Any) -> str:
@@ -255,6 +211,8 @@ SEEDS = ("seed_everything", "data.seed")
 
 #: Axes that make no rows: seeds, and the options of passes, since the passes of a cell are joined.
 NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in run_pass.options))
+#: Settings of a configuration that do not tell runs outside sweeps apart.
+NO_FACTS = (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split())
 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> Facts:
@@ -269,17 +227,9 @@ def fact_of(option: str) -> str:
     return _FACT_OF.get(option, option)
 
 
-def other_axes(axes: Values) -> Facts:
-    """The sweep's axes that set no fact of FACT, by their own names."""
-    return _others(axes, NO_ROWS)
-
-
-def other_settings(config: Values) -> Facts:
-    """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
-    return _others(dict(leaves(config)), (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split()))
-
-
-def _others(settings: Values, left_out: tuple[str, ...]) -> Facts:
+def other_facts(settings: Values, left_out: tuple[str, ...] = NO_ROWS) -> Facts:
+    """The settings, by default axes of a sweep, that set no fact of FACT, by their own names: they also tell runs
+    apart."""
     return {
         shown(name): plain(masked(value, name))
         for name, value in settings.items()

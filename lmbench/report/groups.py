@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from lmbench.files import is_file
-from lmbench.masking import shown
+from lmbench.masking import leaves, shown
 from lmbench.records.codec import find_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.named import sweep_of
@@ -18,7 +18,7 @@ from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.settings import as_text
 from lmbench.records.store import SWEEP_FILE, TUNING_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
-from lmbench.report.facts import NO_ROWS, SEEDS, Facts, other_axes, other_settings, planned, read_facts
+from lmbench.report.facts import NO_FACTS, NO_ROWS, SEEDS, Facts, other_facts, planned, read_facts
 
 
 class _PlannedCell(Struct):
@@ -86,24 +86,15 @@ class ReportedRun(StoredRun):
 
 @dataclass(eq=False)
 class Group:
-    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty.
-
-    `copies` are names of folders with copies of these runs, which do not count.
-    """
+    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty."""
 
     home: Path | None
     sweep: SweepSummary = field(default_factory=SweepSummary)
     runs: list[ReportedRun] = field(default_factory=list)
-    copies: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return (self.sweep.name or self.home.name) if self.home else ""
-
-    @property
-    def began_at(self) -> str:
-        """When its first run started, as UTC in ISO 8601; empty if that is not recorded."""
-        return min((run.record.started_at for run in self.runs if run.record.started_at), default="")
 
 
 def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
@@ -117,28 +108,28 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups, seen, trials = dict[Path | None, Group](), set(), set()
+    groups, trials = dict[Path | None, Group](), set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:
             groups[home] = _group_of(home, groups.values())
         group = groups[home]
-        identity = home, run.record.run_id, run.record.started_at, run.record.pid
-        if None not in identity[2:] and identity in seen:
-            group.copies.append(folder.name)
-            continue
         # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
         # further repeats, which come behind it, are no cell either.
         cell = folder.parent, run.record.place.cell
         if run.record.place.search == "trial":
             trials.add(cell)
         elif cell not in trials:
-            seen.add(identity)
             group.runs.append(reported(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
-    return sorted(dict.fromkeys(groups.values()), key=lambda group: (not group.name, group.began_at, group.name))
+
+    def order(group: Group) -> tuple[bool, str, str]:
+        starts = (run.record.started_at for run in group.runs if run.record.started_at)
+        return not group.name, min(starts, default=""), group.name
+
+    return sorted(dict.fromkeys(groups.values()), key=order)
 
 
 def _group_of(home: Path | None, others: Iterable[Group]) -> Group:
@@ -169,18 +160,20 @@ def reported(run: StoredRun, group: Group) -> ReportedRun:
     sweep.json."""
     record, place = run.record, run.record.place
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
-    planned_cell = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
-    axes = (planned_cell.axes or {}) if place.axes is None else place.axes
+    axes = place.axes
+    if axes is None:
+        axes = next((planned_cell.axes for planned_cell in group.sweep.cells if planned_cell.id == cell), None) or {}
     # Runs of a user's own script have no configuration; the parameter count still tells models of two sizes apart.
     size = record.model.parameter_count
     config = record.config or ({"model.parameter_count": size} if size is not None else {})
     plan = (axes, config)
+    settings, left_out = (axes, NO_ROWS) if group.home else (dict(leaves(config)), NO_FACTS)
     row_axes = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(plan, seed) for seed in SEEDS]
     profiler = planned(plan, "trainer.profiler")
     return ReportedRun(
         **vars(run),
-        facts=read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
+        facts=read_facts(record, plan) | other_facts(settings, left_out),
         row=as_text(row_axes) if axes else cell,
         repeat=place.repeat or 0,
         seed=None if None in seeds else (*seeds, record.data.source),

@@ -22,15 +22,16 @@ from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
+from lmbench.report.banner import environment_text
 from lmbench.report.charts import build_charts
 from lmbench.report.columns import OPEN, Quantity
 from lmbench.report.facts import Facts
 from lmbench.report.frame import Frame, MeasuredCell, in_order, make_frame, parse_baseline
 from lmbench.report.groups import Group, read_groups
 from lmbench.report.over import Over, frame_over, over_view
-from lmbench.report.run import environment_text
-from lmbench.report.tables import sentences, view_tables
-from lmbench.report.units import GIB, MS, PERCENT, WORDS, tally
+from lmbench.report.sentences import sentences
+from lmbench.report.tables import view_tables
+from lmbench.report.units import GIB, MS, PERCENT, WORDS, counted, tally
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: The label of the command that measures what is missing, which only helps where the folder is.
@@ -138,7 +139,7 @@ def section_answer(section: Section) -> Answer:
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
         at_worst = ", at worst" if len(guards) > 1 else ""
         warnings.append(
-            Line("WARN", f"{len(guards)} of {_count(len(frame.samples), 'run')}{at_worst}: {worst.message}")
+            Line("WARN", f"{len(guards)} of {counted(len(frame.samples), 'run')}{at_worst}: {worst.message}")
         )
     unfinished = []
     if group.home is not None and (missing := group.sweep.missing(len(group.runs))):
@@ -151,7 +152,6 @@ def section_answer(section: Section) -> Answer:
     empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.samples else ""
     beside = [column for table in view.tables for column in catalogue.columns_of(table)[len(table.columns) :]]
     is_apart = beside and not any(column.of(timed) for column in beside)
-    copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
     counts = tally(run.outcome_word for run in frame.runs)
     days = sorted(run.record.started_at[:10] for run in frame.runs if run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
@@ -161,7 +161,7 @@ def section_answer(section: Section) -> Answer:
             *labelled("question", view.question),
             *(Line("answer", text) for text in chain.from_iterable(answers)),
             *warnings,
-            Line("cells", f"{_count(len(frame.cells), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
+            Line("cells", f"{counted(len(frame.cells), 'cell')}, {counted(len(frame.runs), 'run')} ({counts}){dates}"),
             *unfinished,
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
             *labelled("reference", is_apart and "it has no figure of these configurations"),
@@ -170,13 +170,9 @@ def section_answer(section: Section) -> Answer:
         charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in (note, empty, copies, *_notes(frame, view)) if note),
+            *(Line("note", note) for note in (note, empty, *_notes(frame, view)) if note),
         ],
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 def _failures(frame: Frame) -> Iterator[str]:
@@ -215,7 +211,7 @@ def _notes(frame: Frame, view: View) -> Iterator[str]:
     for run_pass in PASS.values():
         if passes[run_pass.name] and not run_pass.has_timing:
             hint = f"; `lmbench {run_pass.command} RUN` shows it" if run_pass.command else ""
-            yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
+            yield f"{counted(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
 
 
 def cells_table(

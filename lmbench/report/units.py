@@ -86,6 +86,11 @@ def count(number: int) -> str:
     return f"{number / size:.4g}{sizes[size]}"
 
 
+def counted(number: int, word: str) -> str:
+    """A number of things: `1 run`, `3 runs`."""
+    return f"{number} {word}" + ("" if number == 1 else "s")
+
+
 def instances(value: float) -> str:
     """A mean count over steps, which may differ: a whole number as such, another with one decimal."""
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"

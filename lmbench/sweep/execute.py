@@ -24,12 +24,13 @@ from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
 from lmbench.records.process import clock_s
 from lmbench.records.run import RunRecord
+from lmbench.records.settings import as_text
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.outcome import Launch, last_lines, new_record
-from lmbench.sweep.plan import GridCell, Job, as_json
+from lmbench.sweep.plan import GridCell, Job
 from lmbench.sweep.rows import Rows
 
 _CHECK_TIMEOUT_S = 300.0
@@ -105,7 +106,7 @@ class Execution:
         checked = []
         for cell in self.plan.cells:
             options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
-            settings = set(map(as_json, options.items()))
+            settings = set(map(as_text, options.items()))
             if not settings <= seen and not is_run_folder(self.rows.runs / Job(cell, 0).name):
                 seen |= settings
                 checked.append(cell)
@@ -118,7 +119,7 @@ class Execution:
                 config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
                 for cell in checked:
                     if cell.config is not None:
-                        config.write_text(self.plan.configs[cell.config], encoding="utf-8")
+                        config.write_text(self.plan.configs[cell.config][0], encoding="utf-8")
                     log.unlink(missing_ok=True)
                     launch = Launch([*cell.words(config), "--print_config"], log, cell.environment, {})
                     (end,) = self.executor.run([launch], _CHECK_TIMEOUT_S, lambda: None)

@@ -123,7 +123,7 @@ class SweepFolder:
         plan, file, texts = self.plan, self.plan.file.as_mapping(), {}
         for options, name in _with_configs(file):
             config = str(options[CONFIG])
-            text, content = plan.configs[config], plan.contents[config]
+            text, content = plan.configs[config]
             stored = masked_whole(content)
             texts[name] = text if stored == content else yaml.safe_dump(stored, sort_keys=False)
             options[CONFIG] = name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
 from lmbench.records.schema import value_at
+from lmbench.records.settings import as_text
 from lmbench.records.store import file_name
 from lmbench.records.vocabulary import SIDE, Values
 from lmbench.sweep.environments import HERE, Environment, resolve
@@ -75,8 +75,7 @@ class Plan:
     """Everything about a sweep that is known before it runs.
 
     Attributes:
-        configs: the texts of configurations, by their names or paths in the sweep's file.
-        contents: the parsed content of each of `configs`.
+        configs: text and parsed content of each configuration, by its name or path in the sweep's file.
         chosen: the rounds of repeats that are measured here.
         is_part: whether the user chose rounds (`--rounds`), so that others may be measured elsewhere.
         command: the words after `lmbench` that repeat the sweep anywhere; empty where they are not known.
@@ -85,8 +84,7 @@ class Plan:
     name: str
     file: SweepFile
     cells: list[GridCell]
-    configs: Mapping[str, str]
-    contents: Values
+    configs: Mapping[str, tuple[str, Any]]
     chosen: Sequence[int]
     is_part: bool = False
     command: Sequence[str] = ()
@@ -106,7 +104,7 @@ class Plan:
 
     def option(self, cell: GridCell, name: str) -> Any:
         """A cell's value of an option such as `trainer.devices`, from its options or else from its configuration."""
-        content = None if cell.config is None else self.contents[cell.config]
+        _, content = ("", None) if cell.config is None else self.configs[cell.config]
         return cell.options.get(name, value_at(content, name))
 
     def ranks(self, cell: GridCell) -> tuple[int, int]:
@@ -124,14 +122,9 @@ class Plan:
         return list(itertools.chain.from_iterable(map(self.round, self.chosen)))
 
 
-def as_json(value: object) -> str:
-    """A text that equal values share, also for values that are not hashable."""
-    return json.dumps(value, sort_keys=True, default=str)
-
-
 def digest(*parts: object) -> str:
     """A short digest of values that JSON can hold."""
-    return short_digest(as_json(parts))
+    return short_digest(as_text(parts))
 
 
 def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
@@ -153,11 +146,11 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
         rounds = sorted({int(word) for word in words})
         if file.largest is not None and len(rounds) < file.repeats:
             raise UsageError(f"--rounds: this sweep looks for the largest {file.largest.option}, on one machine")
-    configs, contents = {}, {}
-    for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):
-        configs[config], contents[config] = read_config(config)
+    named = filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))
+    configs = {config: read_config(config) for config in map(str, named)}
+    contents = {config: content for config, (_, content) in configs.items()}
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
-    return Plan(name, file, _cells(file, contents), configs, contents, rounds, chosen is not None)
+    return Plan(name, file, _cells(file, contents), configs, rounds, chosen is not None)
 
 
 def axes_of(points: Iterable[Options]) -> list[str]:
@@ -199,7 +192,7 @@ def _cells(file: SweepFile, configs: Values) -> list[GridCell]:
         UsageError: two cells are the same, or a secret has no value or stands in a list.
     """
     points, environments = _points(file), resolve(file.environments)
-    varying = [axis for axis in axes_of(points) if len({as_json(point.get(axis)) for point in points}) > 1]
+    varying = [axis for axis in axes_of(points) if len({as_text([point.get(axis)]) for point in points}) > 1]
     cells: dict[tuple[str, Any], GridCell] = {}
     for point in points:
         axes = {axis: value for axis, value in point.items() if axis != CONFIG}
@@ -238,5 +231,5 @@ def _part(axis: str, value: Any) -> str:
     """A value as a part of a cell's id; a number or flag follows its option's name."""
     if value is None or (axis, value) == (PASS, TIMING):
         return ""
-    text = file_name(value if isinstance(value, str) else as_json(value))
+    text = file_name(as_text(value))
     return text if isinstance(value, str) else f"{axis.rpartition('.')[2]}-{text}"

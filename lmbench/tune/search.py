@@ -13,10 +13,10 @@ from lmbench.compare.sides import split_usable, typical_step_s
 from lmbench.errors import unknown
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
+from lmbench.records.settings import as_text
 from lmbench.records.statistics import geometric_mean, logs_of, pooled_std, ratio_from, student_quantile
 from lmbench.report.units import COUNT, GIB, MILLIJOULES, Unit
 from lmbench.sweep.file import Options
-from lmbench.sweep.plan import as_json
 from lmbench.tune.space import Axis
 
 #: The least gain for which a choice is taken. One run cannot show a smaller gain, and the simpler trial stays.
@@ -105,7 +105,7 @@ class Trial:
     @property
     def key(self) -> frozenset[str]:
         """Equal for trials with the same options."""
-        return frozenset(f"{name}={as_json(value)}" for name, value in self.options.items())
+        return frozenset(f"{name}={as_text(value)}" for name, value in self.options.items())
 
     def with_choice(self, choice: Choice) -> Trial:
         """This trial with a choice added, in place of another one of the same axis, or of the same options."""

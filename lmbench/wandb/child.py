@@ -32,7 +32,7 @@ from lmbench.records.schema import recorded, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Values
 from lmbench.report import logged
-from lmbench.report.facts import Facts, describe, fact_of, other_axes, read_facts
+from lmbench.report.facts import Facts, describe, fact_of, other_facts, read_facts
 from lmbench.report.logged import STEP
 from lmbench.wandb.publish import SERVER
 
@@ -42,7 +42,7 @@ _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 
 def _facts_of(record: RunRecord) -> Facts:
     """The facts of the run, and its sweep's axes that set no fact."""
-    return read_facts(record) | other_axes(record.axes)
+    return read_facts(record) | other_facts(record.axes)
 
 
 def name_of(record: RunRecord) -> str:

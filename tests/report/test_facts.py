@@ -5,8 +5,9 @@ from __future__ import annotations
 from tables import cases
 
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.report.facts import read_facts, strategy_text
+from lmbench.report.facts import read_facts
 from lmbench.report.frame import Frame, MeasuredCell, parse_baseline
+from lmbench.report.strategies import strategy_text
 
 
 # The words for a strategy, its class, and its options.
