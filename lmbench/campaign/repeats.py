@@ -15,7 +15,7 @@ from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparability import counts_host
 from lmbench.compare.comparison import DRIFT_FRACTION, compare, smallest_change
 from lmbench.compare.noise import noise_floors
-from lmbench.compare.sides import STEP, read_side, split_usable
+from lmbench.compare.sides import STEP, join_cells, read_side, split_usable
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
 from lmbench.records.statistics import logs_of, std_of_logs
@@ -76,7 +76,8 @@ def repeats_answer(
         quiet: print only the folder, and return the exit code.
 
     Raises:
-        UsageError: one of the sides has too few processes for a verdict, or A is of another host whose speed counts.
+        UsageError: one of the sides has too few processes for a verdict, A is of several configurations, or of another
+            host whose speed counts.
     """
     # Looked up now, since `last` is another result after the measurement.
     earlier = None if earlier_name is None else find_result(earlier_name)
@@ -87,6 +88,10 @@ def repeats_answer(
             raise UsageError(
                 f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
                 f"is {repeats}"
+            )
+        if (cells := len(join_cells(runs, []))) > 1:
+            raise UsageError(
+                f"--compare takes one configuration; {earlier_name} has {cells}: name one, as {earlier_name}@AXIS=VALUE"
             )
         hosts = {run.record.environment.host.hostname for run in runs} - {None, platform.node()}
         if hosts and counts_host(runs):

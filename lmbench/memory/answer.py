@@ -29,7 +29,7 @@ from lmbench.report.answer import Answer, Chart, Line, Table, guard_lines
 from lmbench.report.charts import picture
 from lmbench.report.described import table
 from lmbench.report.run import refusal
-from lmbench.report.units import count, gib, milliseconds, percent
+from lmbench.report.units import gib, milliseconds, percent
 
 #: The table of parts leaves out parts with a smaller share of the peak, and columns of categories with a smaller share.
 _PART_FRACTION = 0.005
@@ -304,7 +304,7 @@ def forecast_answer(forecast: Forecast) -> Answer:
     sizes = pd.DataFrame({f"{peak.phase}_bytes": peak.peak for peak in peaks}).astype("Int64")
     sizes = sizes.where(sizes >= 2**19).dropna(how="all").rename(index=CATEGORY_LABELS)
     sizes.loc["all"] = [peak.total_bytes for peak in peaks]
-    context = "" if forecast.context_length is None else f", context {count(forecast.context_length)}"
+    context = "" if forecast.context_length is None else f", context {forecast.context_length}"
     compiled = "compiled" if forecast.is_compiled else "eager"
     rank = f"rank 0 of {forecast.world_size} ({forecast.strategy}), each " if forecast.world_size > 1 else ""
     settings = f"{rank}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}"

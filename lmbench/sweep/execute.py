@@ -112,7 +112,7 @@ class Execution:
                 checked.append(cell)
         if not checked:
             return
-        self.rows.progress.announce(f"checking the options of {len(checked)} cells, which have all that the sweep sets")
+        self.rows.progress.announce("checking the options of the cells")
         try:
             self.executor.await_ready(cell.environment for cell in checked)
             with ScratchFolder("check") as scratch:

@@ -28,7 +28,7 @@ list | list
 compare | compare results/a results/b
 sweep | sweep tiny_step_times --dry_run --model.num_heads 2
 noise | noise repeats
-memory | memory smoke --gpu H200 --model.num_layers 1
+memory | memory smoke --gpu H200 --model.num_layers 1 --data.context_length 1024
 """)
 )
 

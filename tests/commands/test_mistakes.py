@@ -6,7 +6,7 @@ import re
 import shlex
 
 import pytest
-from comparison_runs import make_run, make_sides
+from comparison_runs import make_run, make_sides, make_sweep
 from paths import TRACES
 from tables import cases, stored
 
@@ -23,6 +23,7 @@ def folder(tmp_path_factory):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     make_sides(folder)
+    make_sweep(folder / "sizes", {"small": [0.1] * 3, "medium": [0.2] * 3})
     make_run(folder, run_id="future", schema_version=99)
     make_run(folder / "results", run_id="day1")
     make_run(folder / "results", run_id="day2", config__trainer__precision="32-true", precision="32-true")
