@@ -298,7 +298,7 @@ def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: str | None = None
         other = end.run.record.error
         if other is not None and other.collective not in (None, error.collective):
             calls += f"rank {end.rank} called {other.collective}; "
-    if not (cause.rank or hangs or calls or error.collective):
+    if not (cause.rank or hangs or error.collective):
         return None
     error.message = f"{hangs}{calls}rank {cause.rank}: {error.message}"
     return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
