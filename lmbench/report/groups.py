@@ -42,7 +42,7 @@ class SweepSummary(Struct):
     name: str | None = None
     command: str = ""
     view: Any = None
-    axes: Values | list[str] | None = None
+    axes: list[str] = []
     cells: list[_PlannedCell] = []
     file: _Plan | None = None
 

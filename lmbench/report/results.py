@@ -115,7 +115,7 @@ def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
     if group.sweep.view is None:
         return GENERIC, ""
     try:
-        view = catalogue.view(group.sweep.view, tuple(group.sweep.axes or ()))
+        view = catalogue.view(group.sweep.view, group.sweep.axes)
     except UsageError as error:
         return GENERIC, f"the sweep's own view is not used: {error}; shown as any sweep"
     return view if view.name else structs.replace(view, name=group.name), ""
