@@ -251,7 +251,13 @@ def numerics() -> Answer:
     return measure_numerics()
 
 
-def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, do_bench: bool = False, settings: list[str]) -> Answer:
+def overhead(
+    configuration: str | None = None,
+    *,
+    rounds: Annotated[int, Meta(ge=2)] = 5,
+    do_bench: bool = False,
+    settings: list[str],
+) -> Answer:
     """Measures what the harness costs.
 
     It trains the same model in Lightning's Trainer with everything off, and in `lmbench fit`, each in turns with a
@@ -259,6 +265,7 @@ def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, do_bench: bool = False, 
     Takes every option of `lmbench fit`; a first run settles how many steps each window has.
 
     Args:
+        configuration: a YAML file, or a shipped one by its name; or --config
         rounds: pairs of processes of each; an interval takes 2
         do_bench: also time the plain loop as triton.testing.do_bench times a function
         settings: options of `lmbench fit`
@@ -266,6 +273,8 @@ def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, do_bench: bool = False, 
     from lmbench.files import ScratchFolder
     from lmbench.overhead import measure_overhead
 
+    if configuration is not None:
+        settings = [f"--config={configuration}", *settings]
     check_options(settings)
     words = ["lmbench", "overhead", "--rounds", str(rounds), *(["--do_bench"] if do_bench else []), *settings]
     repeat = shlex.join(masked_words(words))
