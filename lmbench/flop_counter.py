@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout, suppress
 from functools import cache
 from io import StringIO
@@ -237,13 +237,22 @@ def without_values(func: Any, args: Any, routing: Routing, keeps_all: bool = Fal
     elif name == "masked_select" and (indices := indices_of(args[1])) is not None:
         out = tensor.new_empty(len(indices) * tensor.numel() // max(1, args[1].numel()))
     elif name == "index":
-        # Each mask, of a byte an element, is an index into as many dimensions as it has.
-        parts = [[index] if index is None or index.element_size() > 1 else indices_of(index) for index in args[1]]
-        if all(part is not None for part in parts):
-            out = func(
-                tensor, [index for part in parts for index in (part if isinstance(part, list) else part.unbind(1))]
-            )
+        out = _index(func, tensor, args[1], indices_of)
     return out
+
+
+def _index(func: Any, tensor: Any, indices: Any, nonzero: Callable[[Any], Any]) -> Any:
+    """Index a tensor by numbers and masks; None if `nonzero` does not know which elements of a mask are true."""
+    numbers = list[Any]()
+    for index in indices:
+        # A mask, of a byte an element, is an index into as many dimensions as it has.
+        if index is None or index.element_size() > 1:
+            numbers.append(index)
+        elif (positions := nonzero(index)) is None:
+            return None
+        else:
+            numbers += positions.unbind(1)
+    return func(tensor, numbers)
 
 
 class KnownValues:
@@ -287,11 +296,7 @@ class KnownValues:
         if func._schema.name == "aten::index" and self._are_known(args[1]):
             # Of the rows that a mask selects only the number is known.
             nonzero = torch.ops.aten.nonzero.default
-            parts = [
-                [index] if index is None or index.element_size() > 1 else self.answer(nonzero, (index,), {}).unbind(1)
-                for index in args[1]
-            ]
-            return func(args[0], [*itertools.chain(*parts)])
+            return _index(func, args[0], args[1], lambda mask: self.answer(nonzero, (mask,), {}))
         return apply_to_collection(self._run(func, args, kwargs), torch.Tensor, self.fake_of)
 
     def _are_known(self, values: Any) -> bool:

@@ -199,5 +199,5 @@ def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
     findings = examine(folder)
     if 1 < len(traces_at([folder])) == findings.trace.events.distributed.world_size:
         # The other ranks have written their traces: a collective is then told from the wait for the last rank.
-        return summarize(replace(findings, graph=build_graph(load_traces([folder])))), findings.guards
+        findings = replace(findings, graph=build_graph(load_traces([folder])))
     return summarize(findings), findings.guards

@@ -61,24 +61,19 @@ def _top_other(_frame: Frame, cell: MeasuredCell) -> Cell | None:
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
-def _path_share(cell: MeasuredCell, find: Callable[[KernelSummary], tuple[str, float] | None]) -> Cell | None:
-    for run in cell.runs:
-        kernels = run.record.kernels if run.outcome == "ok" else None
-        found = find(kernels) if kernels is not None else None
-        if kernels is not None and kernels.path_s and found is not None:
-            words, time_s = found
-            return Cell(time_s / kernels.path_s, text=f"{words} {units.percent(time_s / kernels.path_s)}")
-    return None
+def _path_share(find: Callable[[KernelSummary], tuple[str, float] | None]) -> Callable[..., Cell | None]:
+    """The words and time that `find` returns for the chain that sets the step, the time as a share of the chain."""
 
+    def share_of(_frame: Frame, cell: MeasuredCell) -> Cell | None:
+        # Traces come from runs of their own, which `cell.ok` may not have.
+        for run in cell.runs:
+            kernels = run.record.kernels
+            if run.outcome == "ok" and kernels and kernels.path_s and (largest := find(kernels)):
+                words, time_s = largest
+                return Cell(time_s / kernels.path_s, text=f"{words} {units.percent(time_s / kernels.path_s)}")
+        return None
 
-def _cause(_frame: Frame, cell: MeasuredCell) -> Cell | None:
-    """What takes most of the chain that sets the step, and its share of the chain."""
-    return _path_share(cell, path_cause)
-
-
-def _saving(_frame: Frame, cell: MeasuredCell) -> Cell | None:
-    """The change that would save most of the chain that sets the step, and its share of the chain."""
-    return _path_share(cell, largest_saving)
+    return share_of
 
 
 #: The option of a run that makes a what-if true, and its value for the run that the prediction starts from.
@@ -121,8 +116,8 @@ COLUMNS: tuple[Quantity, ...] = (
         for span in SHARED_SPANS
     ),
     Quantity("top_other_fraction", "top kernel but matmul", _top_other, NAMED_SHARE, None),
-    Quantity("path_cause_fraction", "sets the traced step", _cause, NAMED_SHARE, None),
-    Quantity("path_saving_fraction", "would save most", _saving, NAMED_SHARE, None),
+    Quantity("path_cause_fraction", "sets the traced step", _path_share(path_cause), NAMED_SHARE, None),
+    Quantity("path_saving_fraction", "would save most", _path_share(largest_saving), NAMED_SHARE, None),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
     Quantity("step_prediction_error_fraction", "predicted - step", _prediction_error, CHANGE, None),
     Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
