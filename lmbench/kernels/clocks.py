@@ -41,7 +41,8 @@ class Clocks:
     median time from one to the next, `launch_interval_s`; the number of `kernels` and their median duration,
     `median_kernel_s`.
 
-    `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the length `pause_ns` of their pause.
+    `wait_pieces` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the length `pause_ns` of their
+    pause.
 
     `collectives` has a row for each phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s`, the number
     of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s`, the time once the last rank
@@ -50,7 +51,7 @@ class Clocks:
 
     phases: pd.DataFrame
     devices: pd.DataFrame
-    waits: pd.DataFrame
+    wait_pieces: pd.DataFrame
     collectives: pd.DataFrame
 
     @property
@@ -85,7 +86,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
     queue = kernels[is_queued]
     (span,) = graph.activities[["start_ns", "end_ns"]][graph.activities.kind == "steps"].to_numpy() - trace.shift_ns
-    devices = [_device_pieces(rows, span) for _, rows in queue.groupby("device", sort=False)]
+    devices = [_busy_and_pauses(rows, span) for _, rows in queue.groupby("device", sort=False)]
     busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))
     idle, counted = _idle_pieces(graph, pauses), queue[queue.is_clocked]
     clocked = pd.concat([busy, idle])
@@ -133,7 +134,7 @@ def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
     return (times / steps / 1e9).rename(columns=lambda name: name.replace("_ns", "_s"))
 
 
-def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _busy_and_pauses(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The time of one device's kernels in pieces, and its pauses, the idle times between them.
 
     A piece has the columns of `_TIMES` that it counts for, and the `phase`, `collective` and `device` of its kernel. A

@@ -61,11 +61,6 @@ def load_traces(sources: Iterable[str | Path]) -> dict[int, Trace]:
     return match_collectives(dict(sorted(traces.items())))
 
 
-def collective_kernels(trace: Trace) -> pd.DataFrame:
-    """The kernels of a trace that communicate."""
-    return trace.kernels.query("is_counted and collective != ''")
-
-
 def match_collectives(traces: Mapping[int, Trace]) -> dict[int, Trace]:
     """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
 
@@ -83,7 +78,7 @@ def match_collectives(traces: Mapping[int, Trace]) -> dict[int, Trace]:
     first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
     for rank, trace in traces.items():
-        kernels = collective_kernels(trace)
+        kernels = trace.kernels.query("is_counted and collective != ''")
         ended_ns = kernels.end_ns + float(trace.events.origin_ns - first_ns)
         # Of a message both ranks name the same pair.
         group = [" ".join(sorted(group.replace("?", str(rank)).split())) for group in kernels.group]

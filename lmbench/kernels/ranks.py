@@ -14,7 +14,7 @@ from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, run_lines
 from lmbench.kernels.findings import KernelFindings, examine_trace
 from lmbench.kernels.frameworks import framework_lines
-from lmbench.kernels.matching import collective_kernels, load_traces
+from lmbench.kernels.matching import load_traces
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, guard_lines
@@ -53,7 +53,8 @@ def _answer(findings: dict[int, KernelFindings]) -> Answer:
     """The answer for ranks with kernels."""
     first = next(iter(findings.values()))
     kernels = [result.trace.kernels.assign(rank=rank) for rank, result in findings.items()]
-    matches = pd.concat(kernels, ignore_index=True).dropna(subset="match")
+    collectives = pd.concat(kernels, ignore_index=True).query("collective != ''")
+    matches = collectives.dropna(subset="match")
     # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
     last = matches.loc[matches.groupby("match").wait_ns.idxmin()].query("is_clocked").set_index("match")
     matches = matches[matches.is_clocked]
@@ -82,8 +83,7 @@ def _answer(findings: dict[int, KernelFindings]) -> Answer:
     if len(last):
         tables.append(table("kernels/collectives", last))
         figures["rank_wait_fraction"] = waiting
-        communicating = [collective_kernels(result.trace).is_clocked.sum() for result in findings.values()]
-        unmatched = sum(communicating) - len(matches)
+        unmatched = collectives.is_clocked.sum() - len(matches)
         least = "at least " if unmatched or len(rows) < world_size else ""
         division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         if unmatched:

@@ -30,9 +30,9 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     If a short pause began while the host synchronized or copied, this is its cause rather than the launches that
     followed: nothing else was queued.
     """
-    if clocks.waits.empty:
+    if clocks.wait_pieces.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
-    waits = clocks.waits.rename(columns={"name": "call"})
+    waits = clocks.wait_pieces.rename(columns={"name": "call"})
     # The call that the host waited in as the pause began.
     columns = ["cause", "call", "event", "around", "moment"]
     calls = waits[waits.link == waits.after].drop_duplicates("chain").set_index("chain")[columns]
