@@ -89,6 +89,10 @@ def test_readmes_plan_is_in_the_reference():
     assert any(has_figures(row, figures) and "repeat" in row for row in ROWS)
 
 
+REVISION = {"commit": "c0ffee" * 6, "is_dirty": False}
+CODE = {"lmbench": REVISION, "project": REVISION}
+
+
 def publish(folder):
     """The page and the rows of a results folder's report."""
     assert main(["report", str(folder), "--publish", str(folder / "h9")]) == 0
@@ -96,12 +100,11 @@ def publish(folder):
 
 
 def test_publish_writes_a_row_for_every_figure_and_for_every_process(tmp_path, printed):
-    code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
     pids = {"32-true": 10, "bf16-mixed": 20}
 
     def change(run, repeat):
         # A further run of a process is no sample.
-        return {"environment.code": code, "pid": pids[run["precision"]] + min(repeat, 2)}
+        return {"environment.code": CODE, "pid": pids[run["precision"]] + min(repeat, 2)}
 
     make_sweep(tmp_path / "precision", {"trainer.precision": [*pids]}, view="precision", repeats=4, change=change)
     page, rows = publish(tmp_path)
@@ -163,9 +166,8 @@ def test_publish_objects_to_runs_of_two_commits_of_lmbench(tmp_path, printed):
 
 
 def test_publish_does_not_object_to_a_run_that_was_stopped_before_it_read_its_commit(tmp_path, printed):
-    code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
     stopped = {"outcome": "interrupted", "environment": {}}
-    text = objections(tmp_path / "s", printed, {"32-true": {"environment.code": code}, "bf16-mixed": stopped})
+    text = objections(tmp_path / "s", printed, {"32-true": {"environment.code": CODE}, "bf16-mixed": stopped})
     assert "commit" not in text
 
 
@@ -177,6 +179,6 @@ def test_publish_does_not_object_to_a_run_that_was_stopped_before_it_read_its_co
 def test_a_folder_without_commits_is_an_objection_only_to_code_that_may_lie_there(
     module, is_committed, tmp_path, printed
 ):
-    code = {"lmbench": {"commit": "c0ffee" * 6, "is_dirty": False}, "project": {"commit": None, "is_dirty": None}}
+    code = CODE | {"project": {"commit": None, "is_dirty": None}}
     changes = {"environment.code": code, "model.name": module, "data.name": "lmbench.data.datamodule.TokenData"}
     assert ("had no commit" not in objections(tmp_path / "s", printed, {"32-true": changes})) == is_committed

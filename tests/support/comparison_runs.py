@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 
-from runs import BASE, put
+from runs import BASE, pids, put
 
 from lmbench.compare.comparison import CellComparison, Figure, decide
 from lmbench.compare.noise import NoiseEntry, measure_noise, noise_facts, store_noise
@@ -23,12 +22,11 @@ _SETTINGS = {
     "environment.code.project": {"commit": "aaaa"},
     "memory": {"steady_peak_allocated_bytes": 4 * 2**30, "run_peak_allocated_bytes": 5 * 2**30},
 }
-_pids = itertools.count(1000)
 
 
 def make_run(folder, step_s=0.05, /, **changes):
     """Writes one result of a new process to `folder`. `changes` are by dotted name, with `__` for the dot."""
-    number = next(_pids)
+    number = next(pids)
     run = put(copy.deepcopy(BASE), copy.deepcopy(_SETTINGS))
     # Start times depend on the position in the folder, so that no side looks as if measured before the other.
     order = len(list(folder.glob("*")))

@@ -63,21 +63,21 @@ class NoisyData(Data):
         return DataLoader(Rows(), 4, num_workers=1, collate_fn=lambda rows: [torch.stack(rows)])
 
 
-class Noisy(Regression):
+class NoisyStep:
+    def training_step(self, batch, batch_idx):
+        make_noise("step")
+        return super().training_step(batch, batch_idx)
+
+
+class Noisy(NoisyStep, Regression):
     def __init__(self):
         super().__init__()
         make_noise("constructor")
         atexit.register(make_noise, "exit")
 
-    def training_step(self, batch, batch_idx):
-        make_noise("step")
-        return super().training_step(batch, batch_idx)
-
     def on_train_end(self):
         make_noise("end")
 
 
-class NoisyLanguageModel(LanguageModel):
-    def training_step(self, batch, batch_idx):
-        make_noise("step")
-        return super().training_step(batch, batch_idx)
+class NoisyLanguageModel(NoisyStep, LanguageModel):
+    """lmbench's own model, whose step is noisy."""

@@ -29,8 +29,8 @@ _RECORDED = {
 }
 #: The axes of a sweep of which only the runs matter.
 TWO_BATCHES = {"data.batch_size": [4, 8]}
-#: One process is one sample.
-_pids = itertools.count(1000)
+#: Process ids, each given once: one process is one sample.
+pids = itertools.count(1000)
 _RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
 #: By mode: work in forward passes, and the phases' shares of a step.
 _MODES = {
@@ -60,7 +60,7 @@ def places(tree):
 
 def make_record(settings, changes=None, *, repeat=0):
     """run.json of a run with these settings (`model.size`, `trainer.precision`, `mode`, ...) and changes."""
-    run = copy.deepcopy(BASE) | {"pid": next(_pids)}
+    run = copy.deepcopy(BASE) | {"pid": next(pids)}
     for option, value in settings.items():
         put(run, {f"config.{option}": value, _RECORDED.get(option, option): value})
     model, mode = run["model"], run["mode"]
