@@ -26,7 +26,7 @@ from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
 
-def kernels(*results: Result, path: bool = False, what_if: str | None = None) -> Answer:
+def kernels(*results: Result, path: bool = False, what_if: list[str] | None = None) -> Answer:
     """Shows where the device's time goes, from a trace.
 
     The answer comes first: a verdict, why the device was idle, what to do, and what takes the most time. Tables follow
@@ -48,7 +48,7 @@ def kernels(*results: Result, path: bool = False, what_if: str | None = None) ->
     if path or what_if is not None:
         from lmbench.kernels.path_answer import path_answer
 
-        return path_answer(results, what_if)
+        return path_answer(results, what_if and ",".join(what_if))
     from lmbench.kernels.ranks import ranks_answer
 
     return ranks_answer(results)

@@ -196,13 +196,14 @@ def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_p
 - [two_streams, kind:elementwise=0, 0]
 # Two at once save less than the sum of both, once what is beside the all-reduce sets the step.
 - [two_streams, "collectives=0,kind:elementwise=0", -300]
+- [two_streams, "collectives=0 --what_if kind:elementwise=0", -300]
 - [late_host, device=2x, -141.5]
 - [late_host, launches=0, -207]
 # Without the host's wait for room in the queue, twice the speed of the device is twice that of the step.
 - [full_queue, device=2x, -7200]
 """)
 def test_a_what_if_changes_the_step_as_the_graph_says(trace, change, change_us, tmp_path, answered):
-    record = answered("kernels", PLANTED[trace].write(tmp_path / "t.json"), "--what_if", change)
+    record = answered("kernels", PLANTED[trace].write(tmp_path / "t.json"), "--what_if", *change.split())
     assert record["tables"]["what_if"][-1]["change_s"] * 1e6 == pytest.approx(change_us, rel=0.03, abs=4)
 
 

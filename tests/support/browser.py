@@ -27,10 +27,6 @@ _FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run 
 _LOOK = """
   while (page.querySelector(".vega:not([data-rows])")) await wait();
   const root = page.documentElement;
-  const texts = [...root.querySelectorAll("svg text")].map(text => {
-    const scale = text.getScreenCTM();
-    return parseFloat(view.getComputedStyle(text).fontSize) * Math.hypot(scale.a, scale.b);
-  });
   // Vega hides a label that another one leaves no room.
   const cut = [...root.querySelectorAll('svg text:not([opacity="0"])')].filter(text => {
     const box = text.getBoundingClientRect(), chart = text.closest("svg").getBoundingClientRect();
@@ -41,7 +37,7 @@ _LOOK = """
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
     scroll_width: root.scrollWidth, client_width: root.clientWidth,
     cut_texts: cut.map(text => text.textContent),
-    charts: root.querySelectorAll("svg").length, smallest_text_px: Math.min(...texts, 99),
+    charts: root.querySelectorAll("svg").length,
   };
 """
 _OPERATED = """<!DOCTYPE html><link rel="icon" href="data:,"><pre id="out"></pre>
