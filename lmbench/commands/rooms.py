@@ -48,7 +48,7 @@ def kernels(*results: Result, path: bool = False, what_if: list[str] | None = No
     if path or what_if is not None:
         from lmbench.kernels.path_answer import path_answer
 
-        return path_answer(results, what_if and ",".join(what_if))
+        return path_answer(results, None if what_if is None else ",".join(what_if))
     from lmbench.kernels.ranks import ranks_answer
 
     return ranks_answer(results)
