@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lmbench.callbacks.events import Outputs
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.subject import token_counter
+from lmbench.instruments.subject import token_counter, token_owner
 from lmbench.instruments.training import (
     fingerprints,
     is_same_batch,
@@ -114,7 +114,7 @@ class TrainingCheck(Observer):
             self._facts.depends_on_batch = bool(loss != earlier_loss)
         if embedded and (tokens := self._count_tokens(batches[1])):
             self._facts.embedded_fraction = embedded.total() / tokens
-            if not any(hasattr(owner, "tokens_per_batch") for owner in (self.module, self.trainer.datamodule)):  # type: ignore[attr-defined]
+            if token_owner(self.module, self.trainer.datamodule) is None:  # type: ignore[attr-defined]
                 # The vocabulary's: tables of positions are smaller.
                 largest = max(embedded, key=lambda part: part.weight.numel())
                 self._facts.uncounted_fraction = embedded[largest] / tokens - 1

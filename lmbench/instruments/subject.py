@@ -184,6 +184,11 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
     _note_count(flops, count)
 
 
+def token_owner(module: LightningModule, data: object) -> Any:
+    """The module, or else its data, if it has `tokens_per_batch(batch) -> int`; None without that method."""
+    return next((owner for owner in (module, data) if callable(getattr(owner, "tokens_per_batch", None))), None)
+
+
 def token_counter(module: LightningModule, data: object) -> Callable[[Any], int | None]:
     """A function that returns the tokens of a batch, or None where they are unknown.
 
@@ -191,11 +196,9 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     included, the `input_ids` of the batch, or else its largest tensor if that holds integers and the module has an
     `nn.Embedding` to look them up. The function raises UsageError for an answer that is no whole number.
     """
-    for owner in (module, data):
-        method = getattr(owner, "tokens_per_batch", None)
-        if callable(method):
-            name = f"{type(owner).__name__}.tokens_per_batch(batch)"
-            return lambda batch: _whole_number(method(batch), name)
+    if (owner := token_owner(module, data)) is not None:
+        method, name = owner.tokens_per_batch, f"{type(owner).__name__}.tokens_per_batch(batch)"
+        return lambda batch: _whole_number(method(batch), name)
 
     @cache
     def embeds() -> bool:
