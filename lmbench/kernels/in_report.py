@@ -107,7 +107,7 @@ def _prediction_error(frame: Frame, cell: MeasuredCell) -> float | None:
 
 
 #: A share whose cell is a name and the share.
-NAMED_SHARE = Unit(units.percent_number, scale=100.0)
+_NAMED_SHARE = Unit(units.percent_number, scale=100.0)
 _RATIO = "softmax_matmul_time_ratio"
 #: Views show the record's other numbers by their dotted names.
 COLUMNS: tuple[Quantity, ...] = (
@@ -115,9 +115,9 @@ COLUMNS: tuple[Quantity, ...] = (
         Quantity(f"{span}_matmul_fraction", f"matmul, {span}", f"kernels.phases.{span}.matmul_fraction", PERCENT)
         for span in SHARED_SPANS
     ),
-    Quantity("top_other_fraction", "top kernel but matmul", _top_other, NAMED_SHARE, None),
-    Quantity("path_cause_fraction", "sets the traced step", _path_share(path_cause), NAMED_SHARE, None),
-    Quantity("path_saving_fraction", "would save most", _path_share(largest_saving), NAMED_SHARE, None),
+    Quantity("top_other_fraction", "top kernel but matmul", _top_other, _NAMED_SHARE, None),
+    Quantity("path_cause_fraction", "sets the traced step", _path_share(path_cause), _NAMED_SHARE, None),
+    Quantity("path_saving_fraction", "would save most", _path_share(largest_saving), _NAMED_SHARE, None),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
     Quantity("step_prediction_error_fraction", "predicted - step", _prediction_error, CHANGE, None),
     Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
