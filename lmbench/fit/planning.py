@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError, tell
-from lmbench.fit.fake_training import FakeTraining
+from lmbench.fit.fake.training import FakeTraining
 from lmbench.fit_options import option_words
 from lmbench.memory.block_times import MeasuredStep, with_times
 from lmbench.memory.chain import FEW_BLOCKS, FLOPS_PER_HOST_BYTE, Chain, ChainSample, at_sizes, chain_of, sample_of

@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from lmbench.errors import ExitCode, find_modules_in_current_folder
-from lmbench.fit.fake_training import FakeTraining
+from lmbench.fit.fake.training import FakeTraining
 from lmbench.fit.planning import make_plan
 from lmbench.fit.trainer import quiet
 from lmbench.instruments.ending import is_usage_error

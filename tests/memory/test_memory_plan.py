@@ -12,7 +12,7 @@ from runs import make_run
 from tables import cases, stored
 
 from lmbench.campaign.planning import few_blocks
-from lmbench.fit.fake_training import FakeTraining
+from lmbench.fit.fake.training import FakeTraining
 from lmbench.fit.planning import Planner, make_plan
 from lmbench.memory.answer import plan_answer
 from lmbench.memory.block_times import BlockTime, MeasuredStep, times_of, with_times

@@ -23,8 +23,8 @@ from lmbench.code_owners import location_of
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import UsageError, check_at_least, error_line, tell, unknown
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.fake_ranks import FirstRank, act_as_one_rank, fake_ranks
-from lmbench.fit.fake_step import (
+from lmbench.fit.fake.ranks import FirstRank, act_as_one_rank, fake_ranks
+from lmbench.fit.fake.step import (
     MOST_MANUAL_BATCHES,
     MOST_MICRO_BATCHES,
     FakeBatches,
