@@ -86,11 +86,15 @@ class ReportedRun(StoredRun):
 
 @dataclass(eq=False)
 class Group:
-    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty."""
+    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty.
+
+    `copies` are names of folders with copies of these runs, which do not count.
+    """
 
     home: Path | None
     sweep: SweepSummary = field(default_factory=SweepSummary)
     runs: list[ReportedRun] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -108,19 +112,24 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool) -> list[Group]:
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups, trials = dict[Path | None, Group](), set()
+    groups, seen, trials = dict[Path | None, Group](), set(), set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:
             groups[home] = _group_of(home, groups.values())
         group = groups[home]
+        identity = home, run.record.run_id, run.record.started_at, run.record.pid
+        if None not in identity[2:] and identity in seen:
+            group.copies.append(folder.name)
+            continue
         # The trials of a search are not cells. With a higher `most`, the largest value of before is a trial, and its
         # further repeats, which come behind it, are no cell either.
         cell = folder.parent, run.record.place.cell
         if run.record.place.search == "trial":
             trials.add(cell)
         elif cell not in trials:
+            seen.add(identity)
             group.runs.append(reported(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None

@@ -152,6 +152,7 @@ def section_answer(section: Section) -> Answer:
     empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.samples else ""
     beside = [column for table in view.tables for column in catalogue.columns_of(table)[len(table.columns) :]]
     is_apart = beside and not any(column.of(timed) for column in beside)
+    copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
     counts = tally(run.outcome_word for run in frame.runs)
     days = sorted(run.record.started_at[:10] for run in frame.runs if run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
@@ -170,7 +171,7 @@ def section_answer(section: Section) -> Answer:
         charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in (note, empty, *_notes(frame, view)) if note),
+            *(Line("note", note) for note in (note, empty, copies, *_notes(frame, view)) if note),
         ],
     )
 

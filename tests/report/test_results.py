@@ -157,6 +157,15 @@ def test_a_baseline_may_name_what_follows_from_other_facts(swept):
     assert [row["speedup"] for row in rows] == [pytest.approx(1.0)] * 2
 
 
+def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
+    make_run(tmp_path / "a", {}, {"pid": 7})
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert [row["runs"] for row in rows_of(tmp_path)] == [1]
+    assert [line.text for line in section_of(tmp_path).notes if "copies" in line.text] == [
+        "copies of runs, not counted: b"
+    ]
+
+
 def test_sweeps_of_one_name_go_by_their_folders_and_a_moved_run_is_repeated_from_where_it_lies(tmp_path, printed):
     def change(day, run, _):
         command = f"lmbench fit --config '/a & b/{run['run_id']}/config.yaml'"
